@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a federation's two sides from a ``RunConfig``; every transport starts here, so they cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairflare import registry
+from fairflare.clinic import tasks
+from fairflare.clinic.base import Task
+from fairflare.config import RunConfig, part, versions
+from fairflare.contracts import StateDict, Training
+from fairflare.errors import UserError
+from fairflare.federation.gate import Gate
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.loop import Federation, Observer
+from fairflare.federation.messages import Transport
+from fairflare.federation.site import Site
+from fairflare.federation.state import save_json
+from fairflare.probes.base import Probe
+from fairflare.rules.base import Rule
+from fairflare.seeds import derive, seed_everything
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects that a configuration names."""
+
+    task: Task
+    rule: Rule
+    probes: tuple[Probe, ...]
+    network: nn.Module
+
+    @property
+    def trainable(self) -> frozenset[str]:
+        """Names of the trainable parameters."""
+        return frozenset(name for name, p in self.network.named_parameters() if p.requires_grad)
+
+    @property
+    def model(self) -> StateDict:
+        """The initial model w^0, detached from the network."""
+        return {key: value.detach().clone() for key, value in self.network.state_dict().items()}
+
+
+def build_parts(config: RunConfig) -> Parts:
+    """Task, rule, the probes that the rule wants, and the network initialised from the run's seed."""
+    torch.set_num_threads(config.threads)
+    method = registry.get_method(config.method)
+    task = tasks.load(config.task, config.preset, **config.options)
+    rule = part(method.rule, config.settings)
+    probes = tuple(part(registry.get_probe(id), config.settings) for id in method.probes)
+    seed_everything(derive(config.seed, "initial model"))
+    return Parts(task, rule, _wanted(rule, probes), task.network())
+
+
+def build_federation(
+    config: RunConfig,
+    parts: Parts,
+    transport: Transport,
+    folder: Path,
+    env: str,
+    observers: Sequence[Observer] = (),
+) -> Federation:
+    """The server's side, writing to ``folder``, where ``config.json`` is put first."""
+    method = registry.get_method(config.method)
+    about = {"title": method.title, "paper": str(method.paper), "probes": list(method.probes)}
+    save_json(folder / CONFIG, {**config.to_json(), **about, "env": env, "versions": versions()})
+    header = {
+        "method": config.method,
+        "task": f"{config.task}:{config.preset}",
+        "seed": config.seed,
+        "config_sha256": config.sha256(),
+        "versions": versions(),
+    }
+    scalars = tuple(s for probe in parts.probes for s in probe.reports)
+    gate = Gate(trainable=parts.trainable, scalars=scalars, wanted=parts.rule.wanted)
+    rounds = config.training["rounds"]
+    return Federation(parts.rule, gate, transport, rounds, config.min_sites, folder, header, observers)
+
+
+def build_site(
+    config: RunConfig,
+    parts: Parts,
+    name: str,
+    device: torch.device | None = None,
+    stop_if_aborted: Callable[[], None] = lambda: None,
+) -> Site:
+    """One site's side; raises UserError when the task has no such site."""
+    known = parts.task.sites()
+    if name not in known:
+        raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
+    return Site(
+        name=name,
+        data=parts.task.site_data(name),
+        network=parts.network,
+        trainer=part(registry.get_trainer(config.trainer), config.settings),
+        probes=parts.probes,
+        training=part(Training, config.training),
+        metrics=parts.task.evaluate,
+        seed=config.seed,
+        device=device or default_device(),
+        stop_if_aborted=stop_if_aborted,
+    )
+
+
+def site_names(config: RunConfig) -> list[str]:
+    """The task's sites, in the task's order."""
+    return list(tasks.load(config.task, config.preset, **config.options).sites())
+
+
+def run_local(
+    config: RunConfig,
+    folder: Path,
+    observers: Sequence[Observer] = (),
+    on_site: Callable[[str], None] = lambda name: None,
+) -> StateDict:
+    """A whole federation in this process; ``on_site`` is told of each site before its data are built."""
+    parts = build_parts(config)
+    initial = parts.model
+    sites = {}
+    for name in parts.task.sites():
+        on_site(name)
+        sites[name] = build_site(config, parts, name)
+    return build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
+
+
+def default_device() -> torch.device:
+    """The first GPU where there is one, else the CPU."""
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def _wanted(rule: Rule, probes: Sequence[Probe]) -> tuple[Probe, ...]:
+    """The probes that report something the rule wants; raises UserError when something wanted is reported by none."""
+    reported: Mapping[str, Any] = {s.name: probe for probe in probes for s in probe.reports}
+    missing = [name for name in rule.wanted if name not in reported]
+    if missing:
+        raise UserError(f"rule {type(rule).__name__}: no probe of the method reports {missing[0]!r}")
+    return tuple(p for p in probes if any(s.name in rule.wanted for s in p.reports))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hospital brings: data, partitions, corruptions, networks and the tasks made of them."""

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task is: sites, data, a network, metrics and the training settings that its papers use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.contracts import Batch, SiteData, Training
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named size of a task: its options, its training settings and one line that says what it is for."""
+
+    summary: str
+    options: Mapping[str, object]
+    training: Training
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A shared test set of a simulated task, e.g. "clean" or "noise 3": never part of any site's data.
+
+    Attributes:
+        name: shown in reports.
+        corrupted: True for the conditions that stand for poorer scanners; False for clean ones.
+        inputs: float32 (N, ...) as the network takes them.
+        targets: int64 (N,).
+    """
+
+    __test__: ClassVar[bool] = False  # pytest: not a test class
+
+    name: str
+    corrupted: bool
+    inputs: Tensor
+    targets: Tensor
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """The set in its stored order."""
+        yield from zip(self.inputs.split(batch_size), self.targets.split(batch_size))
+
+
+class Task(ABC):
+    """One federated problem; a concrete task is a frozen dataclass whose fields are its options.
+
+    Class attributes describe it for ``fairflare tasks``; fields must be JSON values. Construction is cheap: data are
+    generated or read on the first call of ``site_data`` or ``test_sets``, and only the part that is asked for.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    real: ClassVar[str]
+    simulated: ClassVar[str]
+    classes: ClassVar[tuple[str, ...]]
+    headline: ClassVar[str] = "balanced_accuracy"
+    """The metric that fairness is reported in."""
+    metrics: ClassVar[tuple[str, ...]]
+    attributes: ClassVar[tuple[str, ...]] = ()
+    presets: ClassVar[Mapping[str, Preset]]
+
+    @abstractmethod
+    def sites(self) -> dict[str, str]:
+        """Site name ("site-1", ...) -> what kind of site it is, in words for a report, e.g. "clean" or "noise, severity 3"."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """A freshly initialised network on the CPU; the caller has seeded torch."""
+
+    @abstractmethod
+    def site_data(self, site: str) -> SiteData:
+        """The data of one site, built without building any other site's."""
+
+    def test_sets(self) -> tuple[TestSet, ...]:
+        """Shared test sets, where the task is simulated and has them."""
+        return ()
+
+    @abstractmethod
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """All of ``metrics`` plus "loss" (mean cross-entropy) from logits (N, C) and targets (N,); undefined ones are left out."""
+
+
+def standardise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(x - mean) / std with columns of zero spread left centred."""
+    return (x - mean) / torch.where(std > 0, std, torch.ones_like(std))

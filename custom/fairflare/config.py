@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is: every choice spelt out, so that ``config.json`` alone repeats it and a FLARE job can carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare import __version__, registry
+from fairflare.clinic import tasks
+from fairflare.contracts import Training
+from fairflare.errors import UserError
+
+FORMAT = 1
+RUN_KEYS = ("trainer", "min_sites", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One federation, as JSON values.
+
+    Attributes:
+        method: id of the method.
+        trainer: id of the trainer, the method's own unless the user combined it with another.
+        settings: every parameter of the rule, the trainer and the probes.
+        task: name of the task.
+        preset: the preset that options and training settings started from.
+        options: every option of the task.
+        training: every local training setting, T among them.
+        seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
+        min_sites: accepted sites that a round needs.
+        threads: torch threads per process; results are bit-identical only between runs that share it.
+    """
+
+    method: str
+    trainer: str
+    settings: dict[str, Any]
+    task: str
+    preset: str
+    options: dict[str, Any]
+    training: dict[str, Any]
+    seed: int = 0
+    min_sites: int = 2
+    threads: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``config.json`` but for what it says of the environment."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        """Read ``to_json`` back; keys that only describe are ignored. Raises UserError on another format."""
+        if content.get("format") != FORMAT:
+            raise UserError(f"config: expected format {FORMAT}, got {content.get('format')!r}")
+        try:
+            return cls(**{f.name: content[f.name] for f in dataclasses.fields(cls)})
+        except KeyError as missing:
+            raise UserError(f"config: expected a value for {missing.args[0]!r}, got none") from None
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def make_config(
+    method: str,
+    task: str,
+    *,
+    rounds: int | None = None,
+    sites: int | None = None,
+    seed: int = 0,
+    values: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Put defaults, the preset, the method's settings and the user's values together, later ones winning.
+
+    Args:
+        method: id, e.g. "fedism-plus".
+        task: name or name:preset, e.g. "ich-phantom:small".
+        rounds: T, the preset's when None.
+        sites: number of sites, the preset's when None.
+        seed: see ``RunConfig``.
+        values: ``--set`` pairs: parameters of rule, trainer, probes, training settings, task options, or RUN_KEYS.
+
+    Raises:
+        UserError: one line that names the key, what was expected and what came.
+    """
+    values = dict(values or {})
+    if rounds is not None:
+        values["rounds"] = rounds
+    if sites is not None:
+        values["n_sites"] = sites
+    name, _, preset = task.partition(":")
+    entry = registry.get_method(method)
+    task_class = tasks.get(name)
+    preset = preset or next(iter(task_class.presets))
+    trainer_id = str(values.pop("trainer", entry.trainer))
+    parts = [entry.rule, registry.get_trainer(trainer_id), *map(registry.get_probe, entry.probes)]
+
+    known = {key for part in (*parts, Training, task_class) for key in registry.parameters(part)}
+    unknown = sorted(set(values) - known - set(RUN_KEYS))
+    if unknown:
+        raise UserError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(known | set(RUN_KEYS)))}")
+
+    chosen = dict(entry.settings)
+    if values.get("variant") == "reference":
+        chosen |= entry.reference
+    settings = _settings(parts, chosen | values)
+    built = tasks.load(name, preset, **_among(task_class, values))
+    base = dataclasses.asdict(task_class.presets[preset].training)
+    training = _filled(Training, base | _among(Training, chosen) | _among(Training, values))
+    return RunConfig(
+        method=method,
+        trainer=trainer_id,
+        settings=settings,
+        task=name,
+        preset=preset,
+        options=dataclasses.asdict(built),
+        training=training,
+        seed=_whole("seed", seed, 0),
+        min_sites=_whole("min_sites", values.get("min_sites", len(built.sites())), 1),
+        threads=_whole("threads", values.get("threads", 1), 1),
+    )
+
+
+def part(cls: type, settings: Mapping[str, Any]) -> Any:
+    """An instance of a rule, trainer, probe or Training with its share of ``settings``; raises UserError."""
+    try:
+        return cls(**_among(cls, settings))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package and of what its numbers depend on."""
+    names = ("torch", "nvflare", "monai", "numpy")
+    return {"fairflare": __version__, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _settings(parts: list[type], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for cls in parts:
+        settings |= _filled(cls, _among(cls, chosen))
+    return settings
+
+
+def _filled(cls: type, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    checked = {key: registry.checked(cls, key, value) for key, value in chosen.items()}
+    return dataclasses.asdict(part(cls, checked))
+
+
+def _among(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in registry.parameters(cls)}
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    return number

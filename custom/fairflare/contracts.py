@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that the rooms hand to each other.
+
+Rules, trainers and probes know these types and nothing of each other; nothing here touches a file, a socket or FLARE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+StateDict = dict[str, Tensor]
+Weights = dict[str, float]
+SplitName = Literal["train", "val", "test"]
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where a federation stands: round ``t`` = ``number`` (1-based, absolute) of ``T`` = ``total``."""
+
+    number: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.total:
+            raise ValueError(f"round number must be in 1..{self.total}, got {self.number}")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rule sees of one site's accepted answer; only the update gate makes these.
+
+    Attributes:
+        site: the site's name; replies reach a rule sorted by it.
+        update: D_k = w_k - w^t for every floating-point entry of the model (parameters and buffers).
+        n_examples: n_k > 0, the size of the site's training split.
+        scalars: the numbers of the method's probes, finite and within the probes' ranges.
+        metrics: the received model's validation metrics at the site.
+        trainable: names of the trainable parameters among the update's keys (the rest are buffers).
+    """
+
+    site: str
+    update: StateDict
+    n_examples: int
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    trainable: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that a probe reports: its name, unit-less range and meaning; the gate enforces the range."""
+
+    name: str
+    low: float
+    high: float
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward and backward passes over a site's training data (per local epoch for a trainer, per round for a probe)."""
+
+    forward: int = 0
+    backward: int = 0
+
+    @property
+    def in_forwards(self) -> int:
+        """Cost in forward passes, a backward pass counted as two."""
+        return self.forward + 2 * self.backward
+
+
+class SiteData(Protocol):
+    """One site's data as trainers, probes and evaluation see it; the clinic provides it."""
+
+    class_counts: Tensor
+    """int64 (C,): the training split's examples per class."""
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """One shuffled epoch of the training split with train transforms; the seed fixes order and transforms.
+
+        No batch holds a single example (BatchNorm cannot train on one): it joins the batch before it.
+        """
+
+    def fixed(self, split: SplitName, batch_size: int) -> Iterator[Batch]:
+        """``split`` in its stored order with eval transforms only."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a site trains in one round, whatever the method; a task preset holds the papers' values.
+
+    Attributes:
+        rounds: T, communication rounds.
+        epochs: local epochs per round.
+        batch_size: examples per local step.
+        optimizer: "adam" (L2 in the gradient, not AdamW) or "sgd".
+        lr: local learning rate eta.
+        momentum: momentum of "sgd"; ignored by "adam".
+        weight_decay: L2 coefficient added to the gradient.
+        logit_tau: temperature of the logit adjustment (Menon et al., ICLR 2021) of the local loss with the site's own
+            class counts; 0 is plain cross-entropy.
+    """
+
+    rounds: int = 10
+    epochs: int = 1
+    batch_size: int = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 3e-4
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    logit_tau: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("momentum", "weight_decay", "logit_tau"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr must be finite and > 0, got {self.lr}")
+
+
+@dataclass
+class LocalWork:
+    """Everything a trainer or a probe may use at a site during one round.
+
+    Attributes:
+        network: holds the received model when a trainer or a received-model probe starts.
+        data: the site's data.
+        training: local training settings.
+        round: t and T.
+        seed: this site's seed for this round; order and transforms derive from it alone.
+        orders: the numbers the rule sent to this site and to no other.
+        device: where the network lives.
+        stop_if_aborted: call it once per batch; raises when the federation ends early.
+    """
+
+    network: nn.Module
+    data: SiteData
+    training: Training
+    round: Round
+    seed: int
+    orders: Mapping[str, float] = field(default_factory=dict)
+    device: torch.device = torch.device("cpu")
+    stop_if_aborted: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    authors: str
+    title: str
+    venue: str
+    year: int
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.authors}, {self.venue} {self.year}"

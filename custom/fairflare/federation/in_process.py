@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport that calls the sites in this process: no processes, no polling, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fairflare.federation.messages import Answer, Instruction
+from fairflare.federation.site import Site
+
+
+class InProcess:
+    """Sites as plain objects, asked one after the other in name order."""
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self._sites = dict(sorted(sites.items()))
+
+    def sites(self) -> list[str]:
+        """Every site is always there."""
+        return list(self._sites)
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
+        """One answer per instruction; a site's exception is a bug here, not a fault of a network, and is raised."""
+        for name in sorted(instructions):
+            yield self._sites[name].handle(instructions[name])

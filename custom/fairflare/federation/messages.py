@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels between the federation and a site, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fairflare.contracts import Round, StateDict
+
+TaskName = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Server to site: what to do, the model, and the numbers meant for this site alone."""
+
+    task: TaskName
+    round: Round
+    model: StateDict
+    orders: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Site to server, untrusted: any field may hold anything until the gate has looked at it.
+
+    Attributes:
+        site: the name that the transport vouches for, never one that the answer claims.
+        round: number of the round it answers.
+        update: D_k for "train", None for "evaluate".
+        update_kind: "diff" is the only kind that is aggregated.
+        n_examples: n_k.
+        scalars: probe numbers.
+        metrics: validation metrics of the received model ("train") or {split: metrics} ("evaluate").
+        seconds: wall time at the site by phase, for the report only.
+        error: a code when the site could not do its work; then the rest is empty.
+    """
+
+    site: str
+    round: Any = None
+    update: Any = None
+    update_kind: Any = "diff"
+    n_examples: Any = None
+    scalars: Any = field(default_factory=dict)
+    metrics: Any = field(default_factory=dict)
+    seconds: Any = field(default_factory=dict)
+    error: str | None = None
+
+
+class Transport(Protocol):
+    """The port to the sites; one adapter calls them in this process, another goes through FLARE."""
+
+    def sites(self) -> list[str]:
+        """Names of the sites that can be asked now, sorted."""
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
+        """Send each site its instruction and yield what comes back, in any order, until all answered or time is up."""

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's side of a FLARE job: hands each task to a ``Site`` and turns every error into a return code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fairflare.assembly import build_parts, build_site
+from fairflare.config import RunConfig
+from fairflare.federation.site import Site
+from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
+
+TASKS = ["train", "evaluate"]
+
+
+class Aborted(Exception):
+    """The federation ended while this site was working."""
+
+
+class FairExecutor(Executor):
+    """Trains, measures and evaluates; data and network are built at the first task and stay alive until the job ends."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """
+        Args:
+            config: a ``RunConfig`` as JSON.
+        """
+        super().__init__()
+        self.config = config
+        self._site: Site | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Do one task. Only an error's type leaves the site: its text may hold a path or a patient's id."""
+        if task_name not in TASKS:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            site = self._ready(fl_ctx.get_identity_name())
+            site.stop_if_aborted = lambda: _raise_if(abort_signal)
+            return answer_to_shareable(site.handle(instruction_from_shareable(task_name, shareable)))
+        except Aborted:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except Exception as error:
+            self.log_exception(fl_ctx, f"task {task_name} failed")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: _public_name(error)})
+
+    def _ready(self, name: str) -> Site:
+        if self._site is None:
+            config = RunConfig.from_json(self.config)
+            self._site = build_site(config, build_parts(config), name)
+        return self._site
+
+
+def _raise_if(abort_signal: Signal) -> None:
+    if abort_signal.triggered:
+        raise Aborted
+
+
+def _public_name(error: Exception) -> str:
+    return "OutOfMemory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__

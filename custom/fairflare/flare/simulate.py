@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a configuration in FLARE's simulator; ``python -m fairflare.flare.simulate`` is the child process of ``run``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from fairflare.config import RunConfig
+from fairflare.errors import RunFailed
+
+RESULT = Path("server") / "simulate_job" / "fairflare"
+LOG = "log.txt"
+GRACE = 10.0
+
+
+def run_simulator(
+    config: RunConfig, folder: Path, sites: int, threads: int | None = None, watch: Callable[[Path], None] = print
+) -> None:
+    """Run ``config`` with real FLARE processes and leave the run folder's files in ``folder``.
+
+    Args:
+        config: the run.
+        folder: an existing, empty folder.
+        sites: number of sites.
+        threads: simulator threads; as many as sites when None. With fewer, FLARE starts a new process per site and task.
+        watch: called about twice a second with the folder where the audit log grows.
+
+    Raises:
+        RunFailed: names the log file. No process is left behind, on Ctrl-C neither.
+    """
+    with tempfile.TemporaryDirectory(prefix="fairflare_sim_") as scratch:
+        workspace = Path(scratch)
+        (workspace / "config.json").write_text(json.dumps(config.to_json()))
+        with (folder / LOG).open("wb") as log:
+            command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or sites)]
+            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                _wait(child, workspace, watch)
+            finally:
+                stop(child.pid, workspace)
+        found = next(workspace.glob(f"*/{RESULT}"), None)
+        if found is None:
+            raise RunFailed(f"the simulator ended with code {child.returncode} and no result; see {folder / LOG}")
+        for item in sorted(found.iterdir()):
+            shutil.move(str(item), folder / item.name)
+
+
+def _wait(child: subprocess.Popen, workspace: Path, watch: Callable[[Path], None]) -> None:
+    result = None
+    while child.poll() is None:
+        result = result or next(workspace.glob(f"*/{RESULT}"), None)
+        if result is not None:
+            watch(result)
+        time.sleep(0.5)
+
+
+def stop(pid: int, workspace: Path) -> None:
+    """End the process, its descendants and whatever else runs for ``workspace`` (FLARE's children leave the group)."""
+    family = _family(pid, str(workspace))
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=GRACE)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=GRACE)
+
+
+def _family(pid: int, workspace: str) -> list[psutil.Process]:
+    family = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        family = {p.pid: p for p in [*parent.children(recursive=True), parent]}
+    for process in psutil.process_iter(["cmdline"]):
+        if any(workspace in part for part in process.info["cmdline"] or ()) and process.pid != os.getpid():
+            family[process.pid] = process
+    return list(family.values())
+
+
+def main(workspace: str, threads: str) -> None:
+    """The child: build the job that ``export`` would write and run it through FLARE's ``SimEnv``."""
+    from nvflare.recipe import SimEnv
+
+    from fairflare.flare.recipe import FairRecipe
+
+    config = RunConfig.from_json(json.loads((Path(workspace) / "config.json").read_text()))
+    recipe = FairRecipe(config)
+    recipe.run(SimEnv(clients=recipe.sites, num_threads=int(threads), workspace_root=workspace))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

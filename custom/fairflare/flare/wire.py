@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions and answers as FLARE's ``FLModel``, both ways.
+
+    train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
+              up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
+                    meta {fairflare: 1, n_examples, scalars, seconds}
+    evaluate  down: FULL weights;  up: metrics per split, no weights
+"""
+
+from __future__ import annotations
+
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from fairflare.contracts import Round
+from fairflare.federation.messages import Answer, Instruction
+
+VERSION = 1
+ERROR_HEADER = "fairflare_error"
+
+# Without it FLARE sends tensors as empty ones and says nothing.
+fobs.register(TensorDecomposer)
+
+
+def instruction_to_model(instruction: Instruction) -> FLModel:
+    """The task data of one instruction."""
+    return FLModel(
+        params={key: value.contiguous() for key, value in instruction.model.items()},
+        params_type=ParamsType.FULL,
+        current_round=instruction.round.number,
+        total_rounds=instruction.round.total,
+        meta={"fairflare": VERSION, "orders": dict(instruction.orders)},
+    )
+
+
+def instruction_from_shareable(task_name: str, shareable: Shareable) -> Instruction:
+    """Read ``instruction_to_model`` back at a site; raises ValueError when server and site speak different versions."""
+    model = FLModelUtils.from_shareable(shareable)
+    version = (model.meta or {}).get("fairflare")
+    if version != VERSION:
+        raise ValueError(f"message version: expected {VERSION}, got {version!r}")
+    round = Round(model.current_round, model.total_rounds)
+    return Instruction(task_name, round, model.params, model.meta.get("orders", {}))
+
+
+def answer_to_shareable(answer: Answer) -> Shareable:
+    """The task result of one answer."""
+    model = FLModel(
+        params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
+        params_type=ParamsType.DIFF if answer.update is not None else None,
+        metrics=dict(answer.metrics) or None,
+        current_round=answer.round,
+        meta={
+            "fairflare": VERSION,
+            "round": answer.round,
+            "n_examples": answer.n_examples,
+            "scalars": dict(answer.scalars),
+            "seconds": dict(answer.seconds),
+        },
+    )
+    return FLModelUtils.to_shareable(model)
+
+
+def answer_from_model(model: FLModel) -> Answer:
+    """What a site sent, unchecked; the site's name is the one that FLARE authenticated."""
+    meta = model.meta or {}
+    return Answer(
+        site=meta["client_name"],
+        round=meta.get("round"),
+        update=model.params,
+        update_kind="diff" if model.params_type == ParamsType.DIFF else str(model.params_type),
+        n_examples=meta.get("n_examples"),
+        scalars=meta.get("scalars", {}),
+        metrics=model.metrics or {},
+        seconds=meta.get("seconds", {}),
+    )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of convergence that FedISM+ matches: loss, perturbed loss and sharpness on all of a site's training data.
+
+    F = F_k(w), g = grad F_k(w), L = F_k(w + rho(t) g / (||g||_2 + 1e-12)), S = L - F
+
+Wu et al., arXiv:2503.09587, Eq. 11 to 13. Loss and gradient share a pass, so the probe costs two forward passes and one
+backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.contracts import Batch, Cost, LocalWork, Scalar
+from fairflare.objectives import Objective, local_objective
+from fairflare.perturbation import TINY, global_norm, rho_at
+from fairflare.probes.base import Probe
+from fairflare.registry import probe
+from fairflare.seeds import derive
+
+LARGEST_LOSS = 1e6
+
+
+@probe("sharpness")
+@dataclass(frozen=True)
+class Sharpness(Probe):
+    """Loss, perturbed loss and sharpness in evaluation mode, over the complete training split, in float32 or wider.
+
+    Args:
+        rho_max: radius at the last round, >= 0; 0 makes the sharpness zero.
+        rho_tau: exponent of (t / T), >= 0.
+        probe_model: "received" w^t (the authors' code) or the site's own "trained" model.
+        probe_transform: "eval" transforms, or "train" ones drawn anew for each pass (the authors' code; noisy).
+        probe_loss: plain "ce", or the "logit_adjusted" training loss.
+        probe_batch: examples per forward pass; changes memory and rounding only.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=2, backward=1)
+    reports: ClassVar[tuple[Scalar, ...]] = (
+        Scalar("loss", 0.0, LARGEST_LOSS, "mean loss F_k of the measured model on the training split"),
+        Scalar("perturbed_loss", 0.0, LARGEST_LOSS, "mean loss after the ascent step of radius rho(t)"),
+        Scalar("sharpness", -LARGEST_LOSS, LARGEST_LOSS, "perturbed loss minus loss"),
+    )
+
+    rho_max: float = 0.1
+    rho_tau: float = 0.5
+    probe_model: Literal["received", "trained"] = "received"
+    probe_transform: Literal["eval", "train"] = "eval"
+    probe_loss: Literal["ce", "logit_adjusted"] = "ce"
+    probe_batch: int = 64
+
+    @property
+    def when(self) -> Literal["received", "trained"]:
+        """The model that ``probe_model`` names."""
+        return self.probe_model
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """F, L and S of ``work.network``, which is left exactly as it was."""
+        network = work.network.eval()
+        tau = work.training.logit_tau if self.probe_loss == "logit_adjusted" else 0.0
+        objective = local_objective(work.data.class_counts.to(work.device), tau)
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        saved = [p.detach().clone() for p in parameters]
+        try:
+            loss = self._loss_and_gradient(work, objective)
+            parameters = [p for p in parameters if p.grad is not None]
+            self._ascend(parameters, rho_at(work.round, self.rho_max, self.rho_tau))
+            perturbed_loss = self._loss(work, objective)
+        finally:
+            network.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                torch._foreach_copy_([p for p in network.parameters() if p.requires_grad], saved)
+        return {"loss": loss, "perturbed_loss": perturbed_loss, "sharpness": perturbed_loss - loss}
+
+    def _loss_and_gradient(self, work: LocalWork, objective: Objective) -> float:
+        """The mean loss; leaves the gradient of the summed loss, whose direction is all that matters, in ``grad``."""
+        work.network.zero_grad(set_to_none=True)
+        total, seen = 0.0, 0
+        for inputs, targets in self._batches(work, "first pass"):
+            losses = objective(work.network(inputs), targets, reduction="none")
+            losses.sum().backward()
+            total, seen = total + float(losses.detach().double().sum()), seen + len(targets)
+        return total / seen
+
+    @torch.no_grad()
+    def _ascend(self, parameters: list[Tensor], rho: float) -> None:
+        gradients = [p.grad for p in parameters]
+        torch._foreach_add_(parameters, gradients, alpha=rho / (global_norm(gradients) + TINY))
+
+    @torch.no_grad()
+    def _loss(self, work: LocalWork, objective: Objective) -> float:
+        total, seen = 0.0, 0
+        for inputs, targets in self._batches(work, "second pass"):
+            losses = objective(work.network(inputs), targets, reduction="none")
+            total, seen = total + float(losses.double().sum()), seen + len(targets)
+        return total / seen
+
+    def _batches(self, work: LocalWork, label: str) -> Iterator[Batch]:
+        if self.probe_transform == "train":
+            batches = work.data.training(self.probe_batch, derive(work.seed, "probe", label))
+        else:
+            batches = work.data.fixed("train", self.probe_batch)
+        for inputs, targets in batches:
+            work.stop_if_aborted()
+            yield inputs.to(work.device), targets.to(work.device)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every server rule is, and the arithmetic that most of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fairflare.contracts import Reply, Round, StateDict, Weights
+
+State = Mapping[str, Any]
+"""A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule makes of one round: the next model, the weight of each accepted site, and the rule's next state."""
+
+    model: StateDict
+    weights: Weights
+    state: State
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rule(ABC):
+    """A server rule: a frozen dataclass of parameters whose methods are pure functions of replies and state.
+
+    A rule that only weighs whole models implements ``weigh``; one that treats layers or positions apart overrides
+    ``combine``. Replies arrive sorted by site name, at least one, all of them accepted by the gate.
+    """
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of the scalars that every reply must hold; probes that report none of them do not run."""
+        return ()
+
+    def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
+        """The numbers that ``site`` alone is told before it trains; none by default."""
+        return {}
+
+    @abstractmethod
+    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+        """Non-negative weights that sum to 1 over the replies' sites, and the next state."""
+
+    def combine(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``."""
+        weights, next_state = self.weigh(replies, state, round)
+        return Outcome(add_weighted(model, replies, weights), weights, next_state)
+
+
+def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:
+    """``model`` plus the weighted sum of the updates, in the order of the replies; integer buffers are kept as they are.
+
+    Sums run in float32 or the entry's own wider type, one entry at a time, so that the extra memory is one model.
+    """
+    result = {}
+    for key, value in model.items():
+        if not value.is_floating_point():
+            result[key] = value.clone()
+            continue
+        total = value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
+        for reply in replies:
+            total.add_(reply.update[key], alpha=weights[reply.site])
+        result[key] = total.to(value.dtype)
+    return result
+
+
+def shares(amounts: Mapping[str, float]) -> Weights:
+    """Non-negative amounts divided by their sum; uniform when all are zero."""
+    total = sum(amounts.values())
+    if total <= 0:
+        return uniform(amounts)
+    return {site: amount / total for site, amount in amounts.items()}
+
+
+def uniform(sites: Mapping[str, Any] | Sequence[str]) -> Weights:
+    """1/K for each of the K sites."""
+    names = list(sites)
+    return {site: 1.0 / len(names) for site in names}
+
+
+def example_shares(replies: Sequence[Reply]) -> Weights:
+    """n_k / n over the replies."""
+    return shares({r.site: float(r.n_examples) for r in replies})

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg: average the local models, weighted by how many examples each site holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fairflare.contracts import Paper, Reply, Round, Weights
+from fairflare.registry import method
+from fairflare.rules.base import Rule, State, example_shares, uniform
+
+
+@method(
+    "fedavg",
+    title="FedAvg",
+    summary="Plain averaging by number of examples: the baseline that serves the majority.",
+    paper=Paper(
+        authors="McMahan et al.",
+        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        venue="AISTATS",
+        year=2017,
+        url="https://arxiv.org/abs/1602.05629",
+    ),
+)
+@dataclass(frozen=True)
+class FedAvg(Rule):
+    """p_k = n_k / n (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1).
+
+    Args:
+        weighting: "examples" for n_k / n; "uniform" for 1 / K.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+        """The weights do not depend on the state."""
+        if self.weighting == "uniform":
+            return uniform([r.site for r in replies]), state
+        return example_shares(replies), state

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SAM and GSAM: steps that look for flat regions of the loss.
+
+    g  = grad f(w)
+    g' = grad f(w + rho g / (||g|| + 1e-12))          BatchNorm's running statistics held still
+    d  = g' - alpha (g - cos(g, g') ||g|| g' / (||g'|| + 1e-12))
+    the base optimizer steps along d from the unperturbed w; alpha = 0 is SAM
+
+Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022,
+https://arxiv.org/abs/2203.08065, Algorithm 1; Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.contracts import Cost, LocalWork
+from fairflare.objectives import Objective
+from fairflare.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
+from fairflare.registry import trainer
+from fairflare.trainers.base import Trainer
+
+
+@trainer("gsam")
+@dataclass(frozen=True)
+class GSAM(Trainer):
+    """GSAM with the progressive radius of FedISM+; twice the passes of plain training.
+
+    Args:
+        rho_max: radius at the last round, >= 0; 0 is plain training up to BatchNorm's batch counter.
+        rho_tau: exponent of (t / T), >= 0; 0 keeps the radius constant.
+        gsam_alpha: weight of the surrogate gap, >= 0; 0 is SAM. The authors' code uses 0.1, their paper gives none.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=2, backward=2)
+
+    rho_max: float = 0.1
+    rho_tau: float = 0.5
+    gsam_alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("rho_max", "rho_tau", "gsam_alpha"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        """One GSAM step at rho(t)."""
+        rho = rho_at(work.round, self.rho_max, self.rho_tau)
+
+        def closure() -> Tensor:
+            loss = objective(work.network(inputs), targets)
+            loss.backward()
+            return loss
+
+        return gsam_step(work.network, optimizer, closure, rho, self.gsam_alpha)
+
+
+@trainer("sam")
+@dataclass(frozen=True)
+class SAM(GSAM):
+    """SAM: GSAM without the surrogate gap."""
+
+    rho_max: float = 0.05
+    rho_tau: float = 0.0
+    gsam_alpha: float = 0.0
+
+
+def gsam_step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], rho: float, alpha: float
+) -> Tensor:
+    """One step of ``optimizer`` along GSAM's direction.
+
+    Args:
+        network: its BatchNorm layers keep their running statistics in the second pass.
+        optimizer: any torch optimizer over the parameters that ``closure`` differentiates.
+        closure: computes the batch's loss, calls ``backward`` on it and returns it.
+        rho: search radius >= 0.
+        alpha: weight of the surrogate gap >= 0.
+
+    Returns:
+        The loss of the first, unperturbed pass.
+
+    If the second pass raises, weights and momenta are restored before the error goes on.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss = closure()
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    first = [p.grad for p in parameters]
+    norm = global_norm(first)
+    optimizer.zero_grad(set_to_none=True)
+    with perturbed(parameters, first, rho, norm), frozen_running_statistics(network):
+        closure()
+    if alpha:
+        _subtract_gap(first, norm, [p.grad for p in parameters], alpha)
+    optimizer.step()
+    return loss
+
+
+@torch.no_grad()
+def _subtract_gap(first: Sequence[Tensor], norm: float, second: Sequence[Tensor], alpha: float) -> None:
+    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place, with cos = g.g' / (||g|| ||g'|| + 1e-12)."""
+    second_norm = global_norm(second)
+    inner = float(sum(torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(first, second)))
+    cosine = inner / (norm * second_norm + TINY)
+    torch._foreach_mul_(second, 1 + alpha * cosine * norm / (second_norm + TINY))
+    torch._foreach_add_(second, first, alpha=-alpha)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain mini-batch training with the task's optimizer: what FedAvg does at a site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairflare.contracts import LocalWork
+from fairflare.objectives import Objective
+from fairflare.registry import trainer
+from fairflare.trainers.base import Trainer
+
+
+@trainer("sgd")
+@dataclass(frozen=True)
+class PlainTrainer(Trainer):
+    """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say)."""
+
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        """g = grad f(w); optimizer step on g."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = objective(work.network(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss
