@@ -95,7 +95,7 @@ def make_config(
         values["n_sites"] = sites
     name, _, preset = task.partition(":")
     entry = registry.get_method(method)
-    task_class = tasks.get(name)
+    task_class = type(tasks.load(name, preset or None))
     preset = preset or next(iter(task_class.presets))
     trainer_id = str(values.pop("trainer", entry.trainer))
     parts = [entry.rule, registry.get_trainer(trainer_id), *map(registry.get_probe, entry.probes)]

@@ -20,6 +20,7 @@ from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
+from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 
@@ -60,7 +61,7 @@ class FairController(ModelController):
         parts = build_parts(config)
         board = TensorBoard(folder)
         try:
-            build_federation(config, parts, self, folder, self.env, [board]).run(parts.model)
+            build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)]).run(parts.model)
         finally:
             board.close()
             write_report(folder)

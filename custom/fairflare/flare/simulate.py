@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,20 +21,24 @@ from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 
 RESULT = Path("server") / "simulate_job" / "fairflare"
-LOG = "log.txt"
+LOG = "flare_log.txt"
 GRACE = 10.0
 
 
 def run_simulator(
-    config: RunConfig, folder: Path, sites: int, threads: int | None = None, watch: Callable[[Path], None] = print
+    config: RunConfig,
+    folder: Path,
+    sites: Sequence[str],
+    threads: int | None = None,
+    watch: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Run ``config`` with real FLARE processes and leave the run folder's files in ``folder``.
 
     Args:
         config: the run.
         folder: an existing, empty folder.
-        sites: number of sites.
-        threads: simulator threads; as many as sites when None. With fewer, FLARE starts a new process per site and task.
+        sites: names of the sites.
+        threads: simulator threads; one per site when None. With fewer, FLARE starts a new process per site and task.
         watch: called about twice a second with the folder where the audit log grows.
 
     Raises:
@@ -44,7 +48,7 @@ def run_simulator(
         workspace = Path(scratch)
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
         with (folder / LOG).open("wb") as log:
-            command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or sites)]
+            command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or len(sites))]
             child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 _wait(child, workspace, watch)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions and answers as FLARE's ``FLModel``, both ways.
 
-    train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
-              up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
-                    meta {fairflare: 1, n_examples, scalars, seconds}
-    evaluate  down: FULL weights;  up: metrics per split, no weights
+train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
+          up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
+                meta {fairflare: 1, n_examples, scalars, seconds}
+evaluate  down: FULL weights;  up: metrics per split, no weights
 """
 
 from __future__ import annotations

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: thin. Errors are one line; exit code 2 for a user's mistake, 1 for a failed run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare import __version__
+from fairflare.errors import FairFlareError, UserError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="fairflare")
+def cli() -> None:
+    """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+task_option = click.option(
+    "--task", required=True, metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`."
+)
+rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
+sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
+set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+env_option = click.option(
+    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
+)
+threads_option = click.option(
+    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
+)
+force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
+out_option = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where results go.")
+
+
+@cli.command("list")
+@as_json
+def list_methods(as_json: bool) -> None:
+    """Methods: what they are for, what they cost, and their parameters with defaults."""
+    from fairflare import console
+    from fairflare.describe import method_rows
+
+    rows = method_rows()
+    console.dump(rows) if as_json else console.methods(rows)
+
+
+@cli.command("tasks")
+@as_json
+def list_tasks(as_json: bool) -> None:
+    """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
+    from fairflare import console
+    from fairflare.describe import task_rows
+
+    rows = task_rows()
+    console.dump(rows) if as_json else console.tasks(rows)
+
+
+@cli.command()
+@click.argument("method")
+@task_option
+@rounds_option
+@sites_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
+@set_option
+@env_option
+@threads_option
+@out_option
+@force_option
+@as_json
+def run(
+    method: str,
+    task: str,
+    rounds: int | None,
+    sites: int | None,
+    seed: int,
+    pairs: tuple[str, ...],
+    env: str,
+    sim_threads: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run one federation of METHOD and write its report."""
+    from fairflare import console
+    from fairflare.config import make_config
+    from fairflare.runs import default_folder, execute
+
+    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs))
+    folder = out or default_folder(config)
+    summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+
+
+@cli.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
+@task_option
+@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
+@rounds_option
+@sites_option
+@set_option
+@env_option
+@threads_option
+@out_option
+@force_option
+@as_json
+def compare(
+    methods: tuple[str, ...],
+    task: str,
+    seeds: str,
+    rounds: int | None,
+    sites: int | None,
+    pairs: tuple[str, ...],
+    env: str,
+    sim_threads: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run methods on the same data, the same initial models and matched seeds, and compare them.
+
+    A METHOD may carry settings of its own: fedism-plus:state=L,q=1. Finished runs found in --out are reused, so that an
+    interrupted comparison goes on where it stopped.
+    """
+    from fairflare import console
+    from fairflare.config import make_config
+    from fairflare.runs import compare_all
+
+    shared = parse_pairs(pairs)
+    configs = []
+    for label in methods:
+        name, own = split_method(label)
+        for seed in parse_seeds(seeds):
+            config = make_config(name, task, rounds=rounds, sites=sites, seed=seed, values=shared | own)
+            configs.append((f"{label.replace(':', '-').replace(',', '-')}-seed{seed}", config))
+    folder = out or Path("runs") / f"compare-{task.replace(':', '-')}"
+    comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads)
+    console.dump(comparison) if as_json else console.comparison(comparison, folder)
+
+
+@cli.command()
+@click.argument("method")
+@task_option
+@rounds_option
+@sites_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
+@set_option
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@force_option
+def export(
+    method: str,
+    task: str,
+    rounds: int | None,
+    sites: int | None,
+    seed: int,
+    pairs: tuple[str, ...],
+    out: Path,
+    name: str | None,
+    simulation: bool,
+    force: bool,
+) -> None:
+    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
+    from fairflare import console
+    from fairflare.config import make_config
+    from fairflare.runs import export_job
+
+    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs))
+    export_job(config, out, name=name, simulation=simulation, force=force)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@as_json
+def report(folder: Path, as_json: bool) -> None:
+    """(Re)write report.html and report.json of the run in FOLDER."""
+    from fairflare import console
+    from fairflare.report.write import write_report
+
+    with console.busy("scoring the final model"):
+        summary = write_report(folder)
+    console.dump(summary) if as_json else console.run_result(summary, folder)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@as_json
+def verify(folder: Path, as_json: bool) -> None:
+    """Check the audit chain of the run in FOLDER, and that model.pt is the model it ends with."""
+    from fairflare import console
+    from fairflare.report.write import verify_run
+
+    entries = verify_run(folder)
+    head = entries[-1]["hash"] if entries else ""
+    if as_json:
+        console.dump({"entries": len(entries), "head": head, "verified": True})
+    else:
+        console.say(f"verified: {len(entries)} entries, chain head {head}")
+
+
+def parse_pairs(pairs: tuple[str, ...] | list[str]) -> dict[str, Any]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set: expected KEY=VALUE, got {pair!r}")
+        if key.strip() in values:
+            raise UserError(f"--set: {key.strip()} is given twice")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def split_method(label: str) -> tuple[str, dict[str, Any]]:
+    """ "fedism-plus:state=L,q=1" -> ("fedism-plus", {"state": "L", "q": "1"})."""
+    name, _, settings = label.partition(":")
+    return name, parse_pairs([s for s in settings.split(",") if s])
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0,1,2" -> [0, 1, 2]; raises UserError on anything else."""
+    try:
+        seeds = [int(s) for s in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}") from None
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: expected different numbers of at least 0, got {text!r}")
+    return seeds
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    try:
+        code = cli.main(arguments, standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as help:
+        click.echo(help.format_message())
+        code = 0
+    except click.ClickException as error:
+        code = _complain(" ".join(error.format_message().split()), 2)
+    except FairFlareError as error:
+        code = _complain(" ".join(str(error).split()), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        code = _complain("interrupted", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"fairflare: {text}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

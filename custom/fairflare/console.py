@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the terminal shows: tables, progress and results. Progress and notes go to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from fairflare.report.compare import table
+from fairflare.report.log import line
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """Plain text on stdout."""
+    click.echo(text)
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    err.print(escape(text))
+
+
+def dump(content: Any) -> None:
+    """JSON on stdout."""
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def busy(text: str) -> Any:
+    """A spinner on stderr while the block runs."""
+    return err.status(escape(text))
+
+
+class Progress:
+    """A progress bar over rounds, fed as an observer of the round loop or by following an audit log."""
+
+    def __init__(self, title: str, rounds: int, sites: int, starting: bool = False) -> None:
+        """
+        Args:
+            title: what runs.
+            rounds: T.
+            sites: number of sites, for the bar over their data.
+            starting: True while processes start first, as in the simulator.
+        """
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True)
+        self._title, self._rounds, self._sites = escape(title), rounds, sites
+        self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None)
+        self._read = 0
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def preparing(self, site: str) -> None:
+        """A site's data are about to be built."""
+        done = int(self._bar.tasks[0].completed) + 1
+        self._bar.update(self._task, description=f"data of {escape(site)}", total=self._sites, completed=done)
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """An audit entry was written."""
+        if entry["event"] in ("start", "resume"):
+            first = entry.get("from_round", 0)
+            self._bar.update(self._task, description=self._title, total=self._rounds, completed=first)
+        elif entry["event"] == "round":
+            self._bar.update(self._task, completed=entry["round"])
+            if entry["rejected"]:
+                self._bar.console.print(escape(line(entry)))
+        elif entry["event"] == "evaluation":
+            self._bar.update(self._task, description="final evaluation")
+
+    def follow(self, folder: Path) -> None:
+        """Catch up with the audit log in ``folder``."""
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            lines = (folder / "audit.jsonl").read_text().splitlines()
+            for text in lines[self._read :]:
+                self.saw(json.loads(text))
+                self._read += 1
+
+
+@contextlib.contextmanager
+def quiet_flare() -> Iterator[None]:
+    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def methods(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare list``."""
+    for row in rows:
+        made_of = f"trainer {row['trainer']}, probes {', '.join(row['probes']) or 'none'}, rule {row['rule']}"
+        parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
+        out.print(f"[bold]{row['id']}[/bold]  {escape(row['title'])}; {escape(row['paper'])}; {row['cost']:g} x FedAvg")
+        out.print(f"    {escape(row['summary'])}\n    {escape(made_of)}\n    {escape(parameters)}", soft_wrap=False)
+
+
+def tasks(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare tasks``."""
+    for row in rows:
+        out.print(f"[bold]{row['name']}[/bold]  {escape(row['title'])}")
+        out.print(f"    real:      {escape(row['real'])}\n    simulated: {escape(row['simulated'])}")
+        out.print(f"    metrics:   {', '.join(row['metrics'])}; fairness in {row['headline']}")
+        if row["attributes"]:
+            out.print(f"    sensitive: {', '.join(row['attributes'])}")
+        for preset in row["presets"]:
+            rounds = preset["training"]["rounds"]
+            about = f"{len(preset['sites'])} sites, {rounds} rounds; {preset['summary']}"
+            out.print(f"    [bold]:{preset['preset']}[/bold]  {escape(about)}")
+
+
+def run_result(summary: Mapping[str, Any], folder: Path) -> None:
+    """What came out of one run, and where it is."""
+    fairness, sets = summary["fairness"], summary["test_sets"]
+    headline = summary["headline"]
+    found = Table(title=f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}")
+    found.add_column("final model")
+    found.add_column(headline, justify="right")
+    worst, best = fairness["worst"], fairness["best"]
+    found.add_row("mean over sites", _number(fairness["mean"]))
+    found.add_row(f"worst site ({worst['site']})", _number(worst["value"]))
+    found.add_row(f"best site ({best['site']})", _number(best["value"]))
+    found.add_row("gap best to worst", _number(fairness["gap"]))
+    for row in sets["rows"]:
+        found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
+    out.print(found)
+    left_out = sum(len(r) for r in (_rejected(c) for c in summary["rounds"]))
+    if left_out:
+        out.print(f"{left_out} contributions were left out; the report says which and why")
+    say(f"report: {folder / 'report.html'}")
+
+
+def comparison(found: Mapping[str, Any], folder: Path) -> None:
+    """The table of ``fairflare compare``, and where the reports are."""
+    rows = table(found)
+    shown = Table(title=f"{found['headline']}, {len(found['seeds'])} seed(s)")
+    for number, name in enumerate(rows[0]):
+        shown.add_column(name.replace("_", " "), justify="left" if number == 0 else "right")
+    for row in rows:
+        shown.add_row(*(escape(str(value)) for value in row.values()))
+    out.print(shown)
+    for text in found["notes"]:
+        note(text)
+    for report in sorted(folder.glob("*/report.html")):
+        say(f"report: {report}")
+    say(f"comparison: {folder / 'compare.html'}")
+
+
+def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return record.get("rejected") or {}
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as the command line makes them: a folder is opened, a federation runs in it, a report closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairflare import console
+from fairflare.assembly import CONFIG, run_local, site_names
+from fairflare.config import RunConfig
+from fairflare.errors import FairFlareError, RunFailed, UserError
+from fairflare.federation import audit
+from fairflare.federation.loop import AUDIT
+from fairflare.federation.state import save_json, save_text
+from fairflare.report.compare import compare
+from fairflare.report.log import RunLog
+from fairflare.report.page import render_compare
+from fairflare.report.tensorboard import TensorBoard
+from fairflare.report.write import REPORT, write_report
+
+COMPARISON = "compare.json"
+COMPARISON_PAGE = "compare.html"
+
+
+def default_folder(config: RunConfig) -> Path:
+    """runs/<method>-<task>-<preset>-seed<seed>."""
+    return Path("runs") / f"{config.method}-{config.task}-{config.preset}-seed{config.seed}"
+
+
+def execute(
+    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, sim_threads: int | None = None
+) -> dict[str, Any]:
+    """Run ``config`` into ``folder`` and return the content of ``report.json``.
+
+    Args:
+        config: the run.
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "local" or "sim".
+        sim_threads: simulator threads; as many as sites when None.
+
+    Raises:
+        UserError: the folder cannot be used, or the task's data are not there.
+        RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
+    """
+    names = site_names(config)
+    if sim_threads is not None and (env != "sim" or sim_threads < 1):
+        raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
+    with fresh_folder(folder, force):
+        if env == "sim":
+            return _simulate(config, folder, names, sim_threads)
+        return _in_process(config, folder, names)
+
+
+def compare_all(
+    configs: Sequence[tuple[str, RunConfig]],
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+) -> dict[str, Any]:
+    """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
+
+    Args:
+        configs: (folder name, run); a finished run of the very same configuration found there is not run again.
+        folder: holds the comparison; one that holds something else is refused.
+    """
+    _check_comparison_folder(folder, force)
+    summaries = []
+    for number, (name, config) in enumerate(configs, 1):
+        target = folder / name
+        if not force and (done := _finished(target, config, env)):
+            console.note(f"{name}: finished before, reused")
+            summaries.append(done)
+            continue
+        console.note(f"run {number} of {len(configs)}: {name}")
+        summaries.append(execute(config, target, env=env, force=True, sim_threads=sim_threads))
+    comparison = compare(summaries)
+    save_json(folder / COMPARISON, comparison)
+    save_text(folder / COMPARISON_PAGE, render_compare(comparison))
+    return comparison
+
+
+def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool) -> None:
+    """Write the FLARE job folder ``out``; it appears whole or not at all."""
+    from fairflare.flare.recipe import FairRecipe, job_name
+
+    _refuse_existing(out, force, marker="meta.json")
+    _make_parent(out)
+    name = name or job_name(config)
+    with tempfile.TemporaryDirectory(prefix=".fairflare_export.", dir=out.parent) as scratch:
+        with console.quiet_flare():
+            FairRecipe(config, name=name, simulation=simulation).export(scratch)
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(Path(scratch) / name, out)
+
+
+@contextlib.contextmanager
+def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
+    """A new folder for a run; taken away again when the run fails before its first audit entry."""
+    _refuse_existing(folder, force, marker=CONFIG)
+    _make_parent(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}") from None
+    try:
+        yield
+    except BaseException:
+        if not (folder / AUDIT).exists() and not (folder / "flare_log.txt").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _in_process(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    board, log = TensorBoard(folder), RunLog(folder)
+    rounds = config.training["rounds"]
+    try:
+        with console.Progress(title(config), rounds, len(names)) as progress:
+            run_local(config, folder, [board, log, progress], on_site=progress.preparing)
+    except FairFlareError:
+        board.close()
+        _report_what_there_is(folder)
+        raise
+    board.close()
+    with console.busy("scoring the final model"):
+        return write_report(folder)
+
+
+def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
+    from fairflare.flare.simulate import run_simulator
+
+    if threads is not None and threads < len(names):
+        console.note(
+            f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
+        )
+    with console.Progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
+        run_simulator(config, folder, names, threads, watch=progress.follow)
+    entries = audit.verify(folder / AUDIT)
+    last = entries[-1]
+    if last["event"] != "finish" or last["status"] != "completed":
+        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / 'flare_log.txt'}")
+    return json.loads((folder / REPORT).read_text())
+
+
+def title(config: RunConfig) -> str:
+    """A run in a few words."""
+    return f"{config.method} on {config.task}:{config.preset}, seed {config.seed}"
+
+
+def _report_what_there_is(folder: Path) -> None:
+    if (folder / AUDIT).exists():
+        with contextlib.suppress(FairFlareError):
+            write_report(folder)
+
+
+def _finished(folder: Path, config: RunConfig, env: str) -> Mapping[str, Any] | None:
+    """The report of a completed run of exactly this configuration in ``folder``."""
+    if not (folder / REPORT).is_file() or not (folder / CONFIG).is_file():
+        return None
+    found = json.loads((folder / CONFIG).read_text())
+    same = found.get("env") == env and RunConfig.from_json(found) == config
+    report = json.loads((folder / REPORT).read_text())
+    return report if same and report["status"] == "completed" else None
+
+
+def _check_comparison_folder(folder: Path, force: bool) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        strangers = [
+            p.name for p in folder.iterdir() if not (p / CONFIG).is_file() and not p.name.startswith("compare.")
+        ]
+        if strangers:
+            raise UserError(f"--out {folder}: holds {strangers[0]!r}, which is no run of a comparison")
+    _make_parent(folder / CONFIG)
+
+
+def _refuse_existing(folder: Path, force: bool, marker: str) -> None:
+    """Refuse a folder with content; with ``force`` only one without ``marker``, so that no stranger's is deleted."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"--out {folder}: exists and is not a folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not force:
+        raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
+    if not (folder / marker).is_file():
+        raise UserError(f"--out {folder}: holds no {marker}, so --force does not replace it")
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
