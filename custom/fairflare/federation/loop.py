@@ -133,7 +133,8 @@ def _round_entry(
         "round": round.number,
         "rounds": round.total,
         "accepted": {
-            r.site: {"n_examples": r.n_examples, "scalars": dict(r.scalars), "metrics": dict(r.metrics)} for r in replies
+            r.site: {"n_examples": r.n_examples, "scalars": dict(r.scalars), "metrics": dict(r.metrics)}
+            for r in replies
         },
         "rejected": {r.site: {"code": r.code, "detail": r.detail} for r in rejections},
         "weights": dict(outcome.weights),

@@ -96,16 +96,17 @@ class FedISM(Rule):
         return ("sharpness",) if self.state == "S" else ("perturbed_loss",)
 
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """Moving average of w~; a site that was away keeps its last weight and joins again from there."""
+        """Moving average of w~; a site that was away keeps its share of the average and joins again from there."""
         if self.weighting == "examples":
             return example_shares(replies), state
         scores = {r.site: r.scalars[self.wanted[0]] for r in replies}
         priors = {r.site: float(r.n_examples) if self.prior == "examples" else 1.0 for r in replies}
         fresh = power_shares(scores, self.q, priors, offset=FLOOR if self.variant == "reference" else 0.0)
-        past = {site: w for site, w in state.get("weights", {}).items() if site in fresh}
-        past = shares(past | {site: w for site, w in fresh.items() if site not in past}) if past else fresh
+        known = state.get("weights", {})
+        here = {site: known.get(site, new) for site, new in fresh.items()}
+        past, mass = shares(here), sum(here.values())
         weights = {site: self.beta * fresh[site] + (1 - self.beta) * past[site] for site in fresh}
-        return weights, {"weights": {**state.get("weights", {}), **weights}}
+        return weights, {"weights": shares({**known, **{site: mass * w for site, w in weights.items()}})}
 
 
 def power_shares(

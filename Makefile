@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their own set-up into .venv; a second call finds it done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_OUT ?= runs/demo
+
+.PHONY: help demo test test-fast lint bench jobs clean
+
+help:
+	@echo "make demo       FedAvg and FedISM+ on simulated head CTs, with real FLARE processes, and a comparison"
+	@echo "make test       every test, those that start FLARE included"
+	@echo "make test-fast  unit, golden and law tests only"
+	@echo "make lint       ruff"
+	@echo "make bench      the benchmarks, printed as ratios"
+	@echo "make jobs       regenerate app_configs/ from jobs/"
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,test]" ruff
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+test-fast: $(STAMP)
+	@$(BIN)/python -m pytest tests/unit tests/golden tests/laws
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+jobs: $(STAMP)
+	@$(BIN)/python jobs/export_configs.py
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache

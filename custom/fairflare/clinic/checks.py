@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One way to refuse an option: the key, what was expected, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairflare.errors import UserError
+
+
+def expect(key: str, holds: bool, expected: str, got: object) -> None:
+    """Raise UserError "key: expected ..., got ..." unless ``holds``."""
+    if not holds:
+        raise UserError(f"{key}: expected {expected}, got {got!r}")
+
+
+def site_index(site: str, sites: Mapping[str, object]) -> int:
+    """Place of ``site`` in a task's site list, from 0; UserError when it has no such site."""
+    expect("site", site in sites, f"one of {', '.join(sites)}", site)
+    return list(sites).index(site)

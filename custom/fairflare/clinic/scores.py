@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification metrics from logits; a metric that a data set leaves undefined is left out, never guessed.
+
+FedISM+ prints balanced accuracy as "ACC" and the one-versus-one macro AUC as "AUC".
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Accuracy, balanced accuracy, macro F1, one-versus-one AUC and mean cross-entropy.
+
+    Args:
+        logits: (N, C) finite.
+        targets: int64 (N,) in 0..C-1.
+
+    Returns:
+        accuracy: share of examples whose largest logit is the target's, in [0, 1].
+        balanced_accuracy: mean recall over the classes that are present, in [0, 1].
+        macro_f1: mean F1 over the classes that are present or predicted, in [0, 1].
+        auc_ovo: mean over pairs of present classes of the pair's two AUCs (Hand and Till, Machine Learning 45, 2001);
+            left out when fewer than two are present.
+        loss: mean cross-entropy in float64, >= 0.
+
+        Without examples: nothing. With a logit that is not finite: loss = nan only.
+    """
+    if not len(targets):
+        return {}
+    if not torch.isfinite(logits).all():
+        return {"loss": float("nan")}
+    z, y = logits.detach().double().cpu(), targets.cpu()
+    confusion = _confusion(z.argmax(1).numpy(), y.numpy(), z.shape[1])
+    values = {
+        "accuracy": float(confusion.trace() / confusion.sum()),
+        "balanced_accuracy": _mean_recall(confusion),
+        "macro_f1": _macro_f1(confusion),
+        "auc_ovo": _auc_ovo(z.softmax(1).numpy(), y.numpy()),
+        "loss": float(F.cross_entropy(z, y)),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def binary(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """``classification`` for two classes, with the area under the ROC curve as ``auc`` in place of ``auc_ovo``."""
+    values = classification(logits, targets)
+    if "auc_ovo" in values:
+        values["auc"] = values.pop("auc_ovo")
+    return values
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """P(score of a positive > score of a negative), ties counted half.
+
+    Args:
+        scores: (N,) float.
+        positive: (N,) bool with at least one of either kind.
+    """
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    n_pos = int(positive.sum())
+    n_neg = len(positive) - n_pos
+    return float((ranks[positive].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+
+
+def _confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarray:
+    """(C, C): row = true class, column = predicted class."""
+    return np.bincount(y * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
+
+
+def _mean_recall(confusion: np.ndarray) -> float:
+    support = confusion.sum(1)
+    return float((confusion.diagonal()[support > 0] / support[support > 0]).mean())
+
+
+def _macro_f1(confusion: np.ndarray) -> float:
+    size = confusion.sum(0) + confusion.sum(1)
+    return float((2 * confusion.diagonal()[size > 0] / size[size > 0]).mean())
+
+
+def _auc_ovo(probabilities: np.ndarray, y: np.ndarray) -> float | None:
+    values = []
+    for a, b in combinations(np.unique(y), 2):
+        rows = (y == a) | (y == b)
+        values += [auc(probabilities[rows, c], y[rows] == c) for c in (a, b)]
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods side by side over matched seeds, from the report.json of their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.report.fairness import mean_ci
+from fairflare.report.match import complete, grouped, require_same_data, setting_notes, shared_seeds
+from fairflare.report.values import MISSING, plural, signed, text
+
+FORMAT = 1
+QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted")
+LOWER_IS_BETTER = ("std", "gap")
+Json = dict[str, Any]
+
+
+def compare(runs: list[Json]) -> Json:
+    """Each method's fairness over the seeds that all methods share, and paired differences from the first method.
+
+    A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
+    shown apart, and the label names the difference. Runs without a final evaluation are left out and noted.
+
+    Args:
+        runs: run summaries (``summarise``); the first one's method is the reference.
+
+    Returns:
+        headline, higher_is_better, task, sites, seeds, reference (a label), methods, notes and caveats. A method has
+        label, method, training and, for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds);
+        ``runs`` holds the values per seed, ``versus_first`` the paired differences (None for the first method).
+
+    Raises:
+        UserError: the runs' task, options, sites or training data differ, a run is given twice, or no seed is shared.
+    """
+    done, left_out = complete(runs)
+    require_same_data(done)
+    groups = grouped(done)
+    seeds, dropped = shared_seeds(groups)
+    tables = {label: [_run_row(found[seed]) for seed in seeds] for label, found in groups.items()}
+    first = next(iter(tables))
+    higher = done[0]["higher_is_better"]
+    methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
+    for method in methods:
+        method["versus_first"] = None if method["label"] == first else method["versus_first"]
+    return {
+        "format": FORMAT,
+        **{key: done[0][key] for key in ("headline", "higher_is_better", "task")},
+        "sites": [{key: row[key] for key in ("site", "description")} for row in done[0]["sites"]],
+        "seeds": seeds,
+        "reference": first,
+        "methods": methods,
+        "notes": [*left_out, *dropped, *setting_notes(groups)],
+        "caveats": _caveats(done[0], seeds),
+    }
+
+
+def table(comparison: Json) -> list[dict[str, str]]:
+    """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval."""
+    quantities = [name for name in QUANTITIES if any(m[name]["mean"] is not None for m in comparison["methods"])]
+    rows = []
+    for method in comparison["methods"]:
+        row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
+        row |= {name: _with_half_width(method[name]) for name in quantities}
+        paired = (method["versus_first"] or {}).get("worst")
+        row["worst vs first"] = MISSING if paired is None else signed(paired["mean"])
+        row["wins"] = MISSING if paired is None else f"{paired['wins']}/{paired['n']}"
+        rows.append(row)
+    return rows
+
+
+def _with_half_width(found: Mapping[str, Any]) -> str:
+    half = "" if found["low"] is None else f" ± {text(found['high'] - found['mean'])}"
+    return text(found["mean"]) + half
+
+
+def _run_row(run: Json) -> Json:
+    fairness, headline, sets = run["fairness"], run["headline"], run["test_sets"]
+    return {
+        "seed": run["seed"],
+        **{key: fairness[key] for key in ("mean", "std", "gap", "jain")},
+        "worst": fairness["worst"]["value"],
+        "worst_site": fairness["worst"]["site"],
+        "clean": sets["clean_mean"].get(headline),
+        "corrupted": sets["corrupted_mean"].get(headline),
+        "model_sha256": run["provenance"]["model_sha256"],
+    }
+
+
+def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[Json], higher: bool) -> Json:
+    run = next(iter(runs.values()))
+    return {
+        "label": label,
+        "method": run["method"],
+        "training": run["training"],
+        **{name: mean_ci(row[name] for row in rows) for name in QUANTITIES},
+        "runs": rows,
+        "versus_first": {name: _paired(name, rows, first, higher) for name in QUANTITIES},
+    }
+
+
+def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
+    """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
+    sign = -1 if name in LOWER_IS_BETTER or (name != "jain" and not higher) else 1
+    pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
+    known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
+    return {
+        **mean_ci(pair["difference"] for pair in known),
+        "wins": sum(sign * pair["difference"] > 0 for pair in known),
+        "losses": sum(sign * pair["difference"] < 0 for pair in known),
+        "pairs": known,
+    }
+
+
+def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
+    simulated = run["task"]["simulated"]
+    few = f"{plural(len(seeds), 'seed')} only: intervals are wide, or absent for one seed."
+    found = [f"Simulated: {simulated}"] if simulated else []
+    found += [few] if len(seeds) < 3 else []
+    return found + [
+        "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance.",
+        "Weights are not payments: a method that weighs a site more does not say that its data are worth more.",
+    ]

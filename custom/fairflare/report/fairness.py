@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How evenly one model serves the sites: pure functions on a mapping site -> value of a metric.
+
+Conventions. Higher values are better unless ``higher_is_better=False``. Missing and non-finite values are left out,
+never counted as zero; ``describe`` says which. A quantity that is undefined for the values that remain is None.
+The standard deviation over sites is the population one (ddof 0), as in the client-level STD of FedISM+ (Wu et al.,
+Table IV) and in Fed-LWR; FedCE, FedHEAL and FedUFO print the sample one (ddof 1), so every report states ``ddof``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fairflare.report.values import natural, number
+
+Values = Mapping[str, float | None]
+CI_MIN_SITES = 5
+"""Below this many sites a bootstrap over sites says next to nothing, and reports show none."""
+Interval = tuple[float | None, float | None]
+
+
+def finite(values: Values) -> dict[str, float]:
+    """The sites that have a finite value."""
+    found = {site: number(value) for site, value in values.items()}
+    return {site: value for site, value in found.items() if value is not None}
+
+
+def mean(values: Values) -> float | None:
+    """Unweighted mean over sites: every hospital counts once, however large."""
+    return _mean(finite(values).values())
+
+
+def std(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
+    """Standard deviation over sites, >= 0; None where fewer than ddof + 1 sites have a value."""
+    return _std(finite(values).values(), ddof)
+
+
+def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
+    """The worst served site and its value; of several, the first by name."""
+    sign = 1 if higher_is_better else -1
+    known = finite(values)
+    site = min(known, key=lambda name: (sign * known[name], natural(name)), default=None)
+    return site, None if site is None else known[site]
+
+
+def best(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
+    """The best served site and its value; of several, the first by name."""
+    return worst(values, not higher_is_better)
+
+
+def gap(values: Values) -> float | None:
+    """Distance between the best and the worst site, >= 0; 0 for a single site."""
+    known = finite(values).values()
+    return max(known) - min(known) if known else None
+
+
+def bottom_decile(values: Values, higher_is_better: bool = True) -> float | None:
+    """Mean over the worst tenth of the sites, ceil(K / 10) of them: the worst site's value for K <= 10.
+
+    The "worst 10 %" of q-FFL (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Section 4).
+    """
+    ordered = sorted(finite(values).values(), reverse=not higher_is_better)
+    return _mean(ordered[: math.ceil(len(ordered) / 10)])
+
+
+def jain(values: Values) -> float | None:
+    """Jain's index (sum x)^2 / (K sum x^2), in [1/K, 1]; 1 when all sites are equal, also when all are zero.
+
+    Jain, Chiu and Hawe, DEC-TR-301, 1984, https://arxiv.org/abs/cs/9809099. Defined for values >= 0; None otherwise.
+    """
+    known = list(finite(values).values())
+    if not known or min(known) < 0:
+        return None
+    top = max(known)
+    if top == 0:
+        return 1.0
+    scaled = [value / top for value in known]
+    return math.fsum(scaled) ** 2 / (len(scaled) * math.fsum(value * value for value in scaled))
+
+
+def bootstrap_ci(values: Values, level: float = 0.95, n: int = 2000, seed: int = 0) -> Interval:
+    """Percentile bootstrap interval of the mean over sites, sites drawn with replacement ``n`` times.
+
+    It speaks of which sites happened to take part, not of how the run would differ with another training seed, and it
+    is too narrow for few sites. (None, None) for fewer than two. The same for any order or naming of the sites.
+    """
+    import numpy as np
+
+    if not 0 < level < 1 or n < 1:
+        raise ValueError(f"expected 0 < level < 1 and n >= 1, got level={level}, n={n}")
+    known = np.sort(np.fromiter(finite(values).values(), dtype=np.float64))
+    if known.size < 2:
+        return None, None
+    draws = known[np.random.default_rng(seed).integers(0, known.size, size=(n, known.size))].mean(axis=1)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, float | int | None]:
+    """Mean over seeds with the two-sided Student t interval: {"mean", "low", "high", "n"}; no interval for n < 2."""
+    from scipy.special import stdtrit
+
+    if not 0 < level < 1:
+        raise ValueError(f"expected 0 < level < 1, got {level}")
+    known = [value for value in map(number, values) if value is not None]
+    centre, spread = _mean(known), _std(known, ddof=1)
+    if centre is None or spread is None:
+        return {"mean": centre, "low": None, "high": None, "n": len(known)}
+    half = float(stdtrit(len(known) - 1, (1 + level) / 2)) * spread / math.sqrt(len(known))
+    return {"mean": centre, "low": centre - half, "high": centre + half, "n": len(known)}
+
+
+def describe(values: Values, higher_is_better: bool = True, level: float = 0.95, seed: int = 0) -> dict[str, Any]:
+    """All of the above as JSON values, with the convention that each was computed under.
+
+    Returns:
+        n_sites and left_out (names without a finite value); mean, std (with ddof), worst and best ({"site", "value"}),
+        gap, bottom_decile, jain, and ci of the mean ({"low", "high", "level", "method"}), null below five sites.
+    """
+    known = finite(values)
+    low, high = bootstrap_ci(known, level, seed=seed) if len(known) >= CI_MIN_SITES else (None, None)
+    return {
+        "n_sites": len(known),
+        "left_out": sorted((site for site in values if site not in known), key=natural),
+        "mean": mean(known),
+        "std": std(known),
+        "ddof": 0,
+        "worst": dict(zip(("site", "value"), worst(known, higher_is_better), strict=True)),
+        "best": dict(zip(("site", "value"), best(known, higher_is_better), strict=True)),
+        "gap": gap(known),
+        "bottom_decile": bottom_decile(known, higher_is_better),
+        "jain": jain(known),
+        "ci": {"low": low, "high": high, "level": level, "method": "percentile bootstrap over sites, 2000 draws"},
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def _std(values: Iterable[float], ddof: int) -> float | None:
+    known = list(values)
+    centre = _mean(known)
+    if centre is None or len(known) <= ddof:
+        return None
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - ddof))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures are made of: bars, lines over rounds, points with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairflare.report.svg import short
+from fairflare.report.values import text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DASHES = (0, (4, 3))
+Bar = tuple[str, float | None, str]
+"""Name, length and colour of a bar."""
+
+
+def bars(figure: Figure, rows: Sequence[Bar]) -> Axes:
+    """Horizontal bars from zero, the first on top, values in a column at the right: nothing overlaps, however many."""
+    figure.set_figheight(1.5 + 0.24 * len(rows))
+    axes = figure.subplots()
+    lengths = [value or 0.0 for _, value, _ in rows]
+    axes.barh(range(len(rows)), lengths, color=[colour for *_, colour in rows], height=0.72)
+    axes.set_yticks(range(len(rows)), [short(name) for name, *_ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1 if max(lengths) <= 1 else None)
+    axes.grid(axis="y", visible=False)
+    for y, (_, value, _) in enumerate(rows):
+        axes.text(1.02, y, text(value), va="center", transform=axes.get_yaxis_transform())
+    return axes
+
+
+def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:
+    """Axes whose x axis holds the rounds ``numbers``, ascending, at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots()
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
+    axes.set_xlabel("round")
+    return axes
+
+
+def curve(axes: Axes, numbers: Sequence[int], values: Sequence[float | None], **style: Any) -> None:
+    """A line over rounds, interrupted where there is no value; with dots while it is too short to be seen."""
+    style = {"marker": "o" if len(numbers) < 5 else None, "markersize": 4, **style}
+    axes.plot(numbers, [float("nan") if value is None else value for value in values], **style)
+
+
+def point(axes: Axes, found: Mapping[str, float | None], y: float, **style: Any) -> None:
+    """A mean and, where there is one, its interval; nothing without a mean."""
+    mean, low, high = (found[key] for key in ("mean", "low", "high"))
+    if mean is not None:
+        reach = None if low is None or high is None else [[mean - low], [high - mean]]
+        axes.errorbar(mean, y, xerr=reach, capsize=3, **style)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runs may be compared, and which of them are runs of one method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflare.errors import UserError
+from fairflare.report.summary import FORMAT
+from fairflare.report.values import listing, natural, plural
+
+Json = dict[str, Any]
+Groups = dict[str, dict[Any, Json]]
+"""Label of a method -> seed -> run summary, in the order in which the methods came."""
+
+MUST_AGREE = {
+    "the task": lambda run: run["task"]["id"],
+    "the options of the task": lambda run: run["task"]["options"] or {},
+    "the headline metric": lambda run: run["headline"],
+    "the list of sites": lambda run: [row["site"] for row in run["sites"]],
+}
+
+
+def complete(runs: Iterable[Json]) -> tuple[list[Json], list[str]]:
+    """The runs with a final evaluation, and a sentence about each other; UserError for no report or none left."""
+    done, notes = [], []
+    for run in runs:
+        if run.get("format") != FORMAT or "fairness" not in run:
+            raise UserError(f"compare: expected a report.json of format {FORMAT}, got {str(run.get('format'))[:20]!r}")
+        if run["status"] == "completed" and run["fairness"]["mean"] is not None:
+            done.append(run)
+        else:
+            state = "has no final evaluation" if run["status"] == "completed" else f"is {run['status']}"
+            notes.append(f"{title(run)} is left out: it {state}.")
+    if not done:
+        raise UserError("compare: no completed run with a final evaluation among those given")
+    return done, notes
+
+
+def title(run: Json) -> str:
+    """How messages name a run."""
+    return f"{run['method']['title']} (seed {run['seed']})"
+
+
+def require_same_data(runs: Sequence[Json]) -> None:
+    """Raise UserError at the first run whose task, options, metric, sites or, per seed, training data differ."""
+    first, by_seed = runs[0], {}
+    for run in runs:
+        for what, read in MUST_AGREE.items():
+            if canonical(read(run)) != canonical(read(first)):
+                raise UserError(f"compare: {what} of {title(run)} differs from that of {title(first)}")
+        # a partition may depend on the seed, so training data are compared where the seeds agree
+        twin = by_seed.setdefault(run["seed"], run)
+        if _sizes(run) != _sizes(twin):
+            raise UserError(f"compare: the training data of {title(run)} differ from those of {title(twin)}")
+
+
+def grouped(runs: Sequence[Json]) -> Groups:
+    """The runs by method and seed; raises UserError for two runs of one method with one seed."""
+    groups: dict[str, dict[Any, Json]] = {}
+    for run in runs:
+        group = groups.setdefault(canonical(_make(run)), {})
+        if run["seed"] in group:
+            raise UserError(f"compare: {title(run)} is given twice")
+        group[run["seed"]] = run
+    found = list(groups.values())
+    return dict(zip(_labels([_any(group) for group in found]), found, strict=True))
+
+
+def shared_seeds(groups: Groups) -> tuple[list[Any], list[str]]:
+    """The seeds that every method has, and a sentence about the others; raises UserError if there is none."""
+    shared = set.intersection(*map(set, groups.values()))
+    if not shared:
+        raise UserError(f"compare: no seed is shared by all of {listing(groups)}")
+    dropped = sorted(set().union(*groups.values()) - shared, key=str)
+    which = f"{plural(len(dropped), 'seed')} ({listing(map(str, dropped))})"
+    return sorted(shared, key=lambda seed: natural(str(seed))), [
+        f"Left out because not every method has it: {which}."
+    ] if dropped else []
+
+
+def setting_notes(groups: Groups) -> list[str]:
+    """Training settings and versions in which the methods differ: the reader decides whether that is fair."""
+    runs = {label: _any(found) for label, found in groups.items()}
+    training = {label: run["training"] or {} for label, run in runs.items()}
+    versions = {label: run["provenance"]["versions"] or {} for label, run in runs.items()}
+    return [*_unequal("Training", training), *_unequal("Software", versions)]
+
+
+def canonical(value: Any) -> str:
+    """Equal JSON values have equal text."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _unequal(kind: str, settings: Mapping[str, Json]) -> list[str]:
+    notes = []
+    for key in sorted(set().union(*settings.values())):
+        values = {label: found.get(key) for label, found in settings.items()}
+        if len(set(map(canonical, values.values()))) > 1:
+            notes.append(f"{kind} differs in {key}: " + ", ".join(f"{a}: {b}" for a, b in values.items()) + ".")
+    return notes
+
+
+def _any(group: Mapping[Any, Json]) -> Json:
+    return next(iter(group.values()))
+
+
+def _sizes(run: Json) -> Json:
+    return {row["site"]: row["n_examples"] for row in run["sites"]}
+
+
+def _make(run: Json) -> Json:
+    """What makes two runs runs of one method, as one flat mapping."""
+    method = run["method"]
+    parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
+    return {**(run["training"] or {}), **(method["settings"] or {}), **parts}
+
+
+def _labels(runs: Sequence[Json]) -> list[str]:
+    """Titles; where several methods share one, the settings in which these differ are added."""
+    makes = [_make(run) for run in runs]
+    titles = [run["method"]["title"] for run in runs]
+    labels = []
+    for own, name in zip(makes, titles, strict=True):
+        twins = [make for make, other in zip(makes, titles, strict=True) if other == name]
+        keys = sorted(set().union(*twins))
+        unlike = [key for key in keys if len({canonical(twin.get(key)) for twin in twins}) > 1]
+        labels.append(", ".join([name, *(f"{key}={own.get(key, 'default')}" for key in unlike)]))
+    return labels

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a report: one per site, one per round, one per rejected contribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.report.fairness import mean, worst
+from fairflare.report.trail import Entry, Trail
+from fairflare.report.values import in_order, number
+
+Json = dict[str, Any]
+
+
+def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], headline: str) -> list[Json]:
+    """One row per site of ``sites``.
+
+    ``value`` is the final model's headline metric on the site's test split, ``data_share`` n_k / n over the sites with
+    a known n_k, ``weight_mean`` the mean over the rounds in which the site was accepted, ``codes`` how often it was
+    rejected for which reason.
+    """
+    rows = [_site_row(trail, site, described.get(site) or "", headline) for site in sites]
+    total = sum(row["n_examples"] or 0 for row in rows)
+    for row in rows:
+        row["data_share"] = row["n_examples"] / total if row["n_examples"] and total else None
+    return rows
+
+
+def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
+    accepted = [record for record in trail.rounds if site in _part(record, "accepted")]
+    refusals = [_part(record, "rejected")[site] or {} for record in trail.rounds if site in _part(record, "rejected")]
+    weights = [number(_part(record, "weights").get(site)) for record in accepted]
+    splits = _part(trail.evaluation, "sites").get(site) or {}
+    val, test = (splits.get(split) or {} for split in ("val", "test"))
+    return {
+        "site": site,
+        "description": description,
+        "n_examples": accepted[-1]["accepted"][site].get("n_examples") if accepted else None,
+        "value": number(test.get(headline)),
+        "val": val,
+        "test": test,
+        "weight_last": weights[-1] if weights else None,
+        "weight_mean": mean(dict(enumerate(weights))),
+        "accepted": len(accepted),
+        "rejected": len(refusals),
+        "codes": dict(sorted(Counter(str(refusal.get("code")) for refusal in refusals).items())),
+    }
+
+
+def round_row(record: Entry, headline: str, higher: bool) -> Json:
+    """One round: ``metric`` is of the received model on each accepted site's validation split."""
+    accepted, weights = _part(record, "accepted"), _part(record, "weights")
+    metric = {site: number(_part(accepted[site], "metrics").get(headline)) for site in in_order(accepted)}
+    lowest, value = worst(metric, higher)
+    return {
+        "round": record["round"],
+        "metric": metric,
+        "mean": mean(metric),
+        "worst": {"site": lowest, "value": value},
+        "weights": {site: number(weights[site]) for site in in_order(weights) if number(weights[site]) is not None},
+        "rejected": in_order(_part(record, "rejected")),
+        "notes": _part(record, "notes"),
+        "model_sha256": record.get("model_sha256"),
+    }
+
+
+def contributions(trail: Trail, sites: Sequence[str]) -> Json:
+    """How many contributions were expected (sites times recorded rounds), accepted, rejected and never came."""
+    accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
+    rejections = [
+        {"round": record["round"], "site": site, **_refusal(record, site)}
+        for record in trail.rounds
+        for site in in_order(_part(record, "rejected"))
+    ]
+    expected = len(sites) * len(trail.rounds)
+    return {
+        "rounds": len(trail.rounds),
+        "expected": expected,
+        "accepted": accepted,
+        "rejected": len(rejections),
+        "absent": expected - accepted - len(rejections),
+        "rejections": rejections,
+    }
+
+
+def _refusal(record: Entry, site: str) -> Json:
+    refusal = record["rejected"][site] or {}
+    return {key: refusal.get(key) for key in ("code", "detail")}
+
+
+def _part(record: Entry, key: str) -> Mapping[str, Any]:
+    """A mapping inside a record, empty where it is missing or null."""
+    return record.get(key) or {}

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the audit log of a run says, with superseded records left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fairflare.report.values import in_order, number
+
+Entry = Mapping[str, Any]
+
+
+@dataclass
+class Trail:
+    """The records of one run that count.
+
+    Attributes:
+        start: the "start" record, empty if there is none.
+        rounds: one record per round, ascending; of several for one round the latest.
+        resumes: the "resume" records in their order.
+        evaluation: the last "evaluation" after the last resume, else empty.
+        finish: the last "finish" after the last resume, else empty.
+        n_entries: records in the log, superseded ones included.
+        head: hash of the last record; with it the whole chain can be checked.
+        times: times of the first and the last record, ISO 8601 UTC.
+    """
+
+    start: Entry = field(default_factory=dict)
+    rounds: list[Entry] = field(default_factory=list)
+    resumes: list[Entry] = field(default_factory=list)
+    evaluation: Entry = field(default_factory=dict)
+    finish: Entry = field(default_factory=dict)
+    n_entries: int = 0
+    head: str | None = None
+    times: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def status(self) -> str:
+        """ "completed" or "failed" as the log says, "unfinished" where it does not."""
+        return str(self.finish.get("status") or "unfinished")
+
+    def sites(self) -> list[str]:
+        """Every site that the log names, in natural order."""
+        named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
+        for record in self.rounds:
+            named.update(record.get("accepted") or (), record.get("rejected") or ())
+        return in_order(named)
+
+    def model_sha256(self) -> str | None:
+        """Hash of the last model that the log knows of."""
+        records = (self.finish, self.evaluation, *reversed(self.rounds), self.start)
+        return next((record["model_sha256"] for record in records if record.get("model_sha256")), None)
+
+
+def read_trail(entries: Iterable[Entry]) -> Trail:
+    """The records that count of ``entries``, audit records in the order in which they were written."""
+    trail, rounds, records = Trail(), {}, list(entries)
+    for record in records:
+        event = record.get("event")
+        if event == "start":
+            trail.start = record
+        elif event == "round":
+            rounds[record["round"]] = record
+        elif event == "resume":
+            trail.resumes.append(record)
+            trail.evaluation = trail.finish = {}
+        elif event in ("evaluation", "finish"):
+            setattr(trail, event, record)
+    trail.rounds = [rounds[number] for number in sorted(rounds)]
+    trail.n_entries = len(records)
+    if records:
+        trail.head = records[-1].get("hash")
+        trail.times = (records[0].get("time"), records[-1].get("time"))
+    return trail
+
+
+def timing(trail: Trail) -> dict[str, Any]:
+    """Wall time between first and last record, pauses included, and seconds per phase, summed over rounds."""
+    phases: dict[str, float] = {}
+    for record in trail.rounds:
+        for phase, seconds in (record.get("seconds") or {}).items():
+            phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
+    started, ended = (_moment(time) for time in trail.times)
+    return {
+        "started": trail.times[0],
+        "ended": trail.times[1],
+        "wall_seconds": (ended - started).total_seconds() if started and ended else None,
+        "phases": phases,
+        "rounds": len(trail.rounds),
+    }
+
+
+def _moment(time: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(time).replace("Z", "+00:00"))
+    except ValueError:
+        return None

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain values: what may stand in a JSON file, and how names sort and numbers are written in a report."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MISSING = "\N{EN DASH}"
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which "site-2" comes before "site-10"."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once, in natural order; names that differ only in leading zeros keep a fixed order too."""
+    return sorted(set(names), key=lambda name: (natural(name), name))
+
+
+def number(value: Any) -> float | None:
+    """``value`` as a finite float; None for anything else (missing, text, truth values, NaN, infinity)."""
+    if isinstance(value, (bool, str)) or value is None:
+        return None
+    try:
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return result if math.isfinite(result) else None
+
+
+def json_value(value: Any) -> Any:
+    """``value`` as strict JSON holds it: text keys, lists for tuples and sets, null for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json_value(item) for item in value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return number(value)
+
+
+def text(value: Any, digits: int = 3) -> str:
+    """A number with ``digits`` decimals, and an en dash where there is none."""
+    found = number(value)
+    return MISSING if found is None else f"{found:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: Any, digits: int = 3) -> str:
+    """A difference with its sign: "+0.012"."""
+    found = number(value)
+    return MISSING if found is None else f"{found:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """ "1 site", "2 sites"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def listing(items: Iterable[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    names = list(items)
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of the reports, computed from the numbers and for a reader who does not train models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.report.values import listing, plural, signed, text
+
+LABELS = {
+    "auc_ovo": "AUC (one-vs-one)",
+    "auc_ovr": "AUC (one-vs-rest)",
+    "auc": "AUC",
+    "f1_macro": "F1 score (macro)",
+    "dice": "Dice score",
+    "loss": "cross-entropy loss",
+}
+MEANINGS = {
+    "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",
+    "accuracy": "the share of correct answers; 1 is perfect",
+    "auc_ovo": "how well pairs of classes are told apart; 1 is perfect, 0.5 is guessing",
+    "dice": "the overlap with the reference outline; 1 is perfect",
+}
+QUANTITIES = {"mean": "mean over sites", "worst": "worst site", "std": "spread over sites", "gap": "gap"}
+Json = Mapping[str, Any]
+
+
+def label(metric: str) -> str:
+    """A metric's name in words."""
+    return LABELS.get(metric, metric.replace("_", " "))
+
+
+def meaning(metric: str, n_classes: int = 0) -> str:
+    """What a metric's value means, with the chance level where the number of classes gives it; "" if unknown."""
+    found = MEANINGS.get(metric, "")
+    if metric == "balanced_accuracy" and n_classes > 1:
+        found += f", {1 / n_classes:.2g} is what guessing gets with {n_classes} classes"
+    return found
+
+
+def opening(summary: Json) -> list[str]:
+    """What a clinician should know first of one run, in two paragraphs: how it serves whom, and what happened."""
+    return [" ".join(_state(summary) + _service(summary)), " ".join(_refusals(summary) + _conditions(summary))]
+
+
+def _state(summary: Json) -> list[str]:
+    title, done, planned = summary["method"]["title"], summary["rounds_done"], summary["rounds_planned"]
+    sites, of_planned = plural(len(summary["sites"]), "site"), f"{done} of {planned or 'an unknown number of'} rounds"
+    if summary["status"] == "completed":
+        return [f"{title} trained one shared model across {sites} in {plural(done, 'round')}."]
+    ended = "failed" if summary["status"] == "failed" else "has not finished"
+    return [f"This run of {title} across {sites} {ended}: {of_planned} are recorded."]
+
+
+def _service(summary: Json) -> list[str]:
+    fairness, metric = summary["fairness"], label(summary["headline"])
+    if fairness["mean"] is None:
+        return ["There is no result of a final model on the sites' test examples: nothing can be said about fairness."]
+    n, low, high = fairness["n_sites"], fairness["worst"], fairness["best"]
+    explained = meaning(summary["headline"], len(summary["task"]["classes"] or ()))
+    known = f"{metric} ({explained})" if explained else metric
+    sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
+    found = [f"On the sites' own test examples the model reaches a {known} of {text(fairness['mean'])} {sites}."]
+    if n > 1:
+        bottom, top = (_named(summary, end["site"]) for end in (low, high))
+        found.append(
+            f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
+            f"a gap of {text(fairness['gap'])}."
+        )
+    found += _next_worst(summary)
+    if fairness["left_out"]:
+        found.append(f"No test result came from {listing(fairness['left_out'])}.")
+    return found
+
+
+def _next_worst(summary: Json) -> list[str]:
+    """Up to two more sites below the mean, so that the worst one is not taken for the only one."""
+    fairness, sign = summary["fairness"], 1 if summary["higher_is_better"] else -1
+    known = [row for row in summary["sites"] if row["value"] is not None and row["site"] != fairness["worst"]["site"]]
+    lower = [row for row in known if sign * row["value"] < sign * fairness["mean"]]
+    nearest = sorted(lower, key=lambda row: sign * row["value"])[:2]
+    named = [f"{_named(summary, row['site'])} with {text(row['value'])}" for row in nearest]
+    return [f"The next lowest: {listing(named)}."] if named and fairness["n_sites"] > 3 else []
+
+
+def _named(summary: Json, site: str) -> str:
+    described = {row["site"]: row["description"] for row in summary["sites"]}.get(site)
+    return f"{site} ({described})" if described else site
+
+
+def _refusals(summary: Json) -> list[str]:
+    found = summary["contributions"]
+    missing = found["expected"] - found["accepted"]
+    if not found["expected"]:
+        return []
+    if not missing:
+        return [f"No contribution was left out of the model ({found['accepted']} accepted)."]
+    counts = {row["site"]: found["rounds"] - row["accepted"] for row in summary["sites"]}
+    who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
+    were = "was" if missing == 1 else "were"
+    return [f"{missing} of {found['expected']} contributions {were} rejected or never arrived: {who}."]
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _conditions(summary: Json) -> list[str]:
+    metric = summary["headline"]
+    clean, corrupted = (summary["test_sets"][kind].get(metric) for kind in ("clean_mean", "corrupted_mean"))
+    if clean is None or corrupted is None:
+        return []
+    return [
+        f"On the shared test sets the model reaches {text(clean)} on clean and {text(corrupted)} on corrupted examples."
+    ]
+
+
+def opening_compare(comparison: Json) -> list[str]:
+    """What the comparison shows first: which method is best on average and at the worst site, over how many seeds."""
+    methods, metric, seeds = comparison["methods"], label(comparison["headline"]), comparison["seeds"]
+    pick = max if comparison["higher_is_better"] else min
+    found = [f"{plural(len(methods), 'method')} were run on the same data with {plural(len(seeds), 'matched seed')}."]
+    for quantity, meant in (
+        ("mean", f"The best {metric} on average over the sites"),
+        ("worst", f"The best {metric} at the worst site"),
+    ):
+        known = [method for method in methods if method[quantity]["mean"] is not None]
+        if known:
+            top = pick(known, key=lambda method: method[quantity]["mean"])
+            found.append(f"{meant}: {top['label']} with {text(top[quantity]['mean'])}.")
+    if len(seeds) < 2:
+        found.append("With one seed no difference below can be told from chance.")
+    return found
+
+
+def differences(comparison: Json) -> list[str]:
+    """One sentence per method after the first: how its worst site differs from the first method's, how surely."""
+    return [_difference(comparison, method) for method in comparison["methods"][1:]]
+
+
+def _difference(comparison: Json, method: Json) -> str:
+    paired, first = method["versus_first"]["worst"], comparison["reference"]
+    if paired["mean"] is None:
+        return f"{method['label']}: no worst-site result to compare with {first}."
+    begin = f"{method['label']}: its worst site differs from that of {first} by {signed(paired['mean'])}"
+    if paired["low"] is None:
+        return f"{begin} (one seed, no interval)."
+    sure = "includes" if paired["low"] <= 0 <= paired["high"] else "does not include"
+    return (
+        f"{begin} (95 % interval {signed(paired['low'])} to {signed(paired['high'])}, which {sure} zero; better in "
+        f"{paired['wins']} of {plural(paired['n'], 'seed')})."
+    )

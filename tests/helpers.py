@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation small enough to run in milliseconds, made of the real parts."""
+
+import torch
+from torch import nn
+
+from fairflare.contracts import Training
+from fairflare.federation.gate import Gate
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.loop import Federation
+from fairflare.federation.site import Site
+from fairflare.probes.sharpness import Sharpness
+from fairflare.rules.fedism import FedISM
+from fairflare.trainers.gsam import GSAM
+
+TRAINING = Training(rounds=3, epochs=1, batch_size=8, lr=0.05, optimizer="sgd")
+
+
+class Blobs:
+    """Two Gaussian classes in four dimensions; one site's are closer together than another's."""
+
+    def __init__(self, site: int, n: int = 24):
+        generator = torch.Generator().manual_seed(site)
+        self.y = torch.arange(n) % 2
+        self.x = torch.randn(n, 4, generator=generator) + self.y[:, None] * (2.0 / site)
+        self.class_counts = torch.bincount(self.y, minlength=2)
+
+    def size(self, split):
+        return len(self.y)
+
+    def training(self, batch_size, seed):
+        order = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))
+        for part in order.split(batch_size):
+            yield self.x[part], self.y[part]
+
+    def fixed(self, split, batch_size):
+        yield from zip(self.x.split(batch_size), self.y.split(batch_size))
+
+
+def small_network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 2))
+
+
+def accuracy(outputs, targets):
+    return {"accuracy": float((outputs.argmax(1) == targets).float().mean())}
+
+
+def make_sites(count=3, network=None, trainer=None, probes=(Sharpness(),)):
+    network = network or small_network()
+    return {
+        f"site-{k}": Site(
+            f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, accuracy, seed=5
+        )
+        for k in range(1, count + 1)
+    }
+
+
+def initial_model():
+    return {k: v.detach().clone() for k, v in small_network().state_dict().items()}
+
+
+def make_gate(network=None, wanted=("sharpness",)):
+    names = frozenset(n for n, _ in (network or small_network()).named_parameters())
+    return Gate(names, Sharpness.reports, wanted)
+
+
+def make_federation(folder, transport=None, rule=None, rounds=3, min_sites=2, observers=()):
+    return Federation(
+        rule=rule or FedISM(),
+        gate=make_gate(),
+        transport=transport or InProcess(make_sites()),
+        rounds=rounds,
+        min_sites=min_sites,
+        folder=folder,
+        header={"method": "fedism-plus", "task": "blobs", "seed": 5},
+        observers=observers,
+    )

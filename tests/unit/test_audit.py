@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit chain: any change of an earlier line shows."""
+
+import json
+
+import pytest
+import torch
+
+from fairflare.errors import UserError
+from fairflare.federation.audit import GENESIS, AuditLog, model_hash, read, verify
+
+
+@pytest.fixture
+def path(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    for number in range(3):
+        log.append("round", round=number, weights={"site-1": 0.5})
+    return log.path
+
+
+def rewrite(path, change):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(change(lines)) + "\n")
+
+
+def edited(lines):
+    entry = json.loads(lines[1])
+    entry["weights"]["site-1"] = 0.9
+    return [lines[0], json.dumps(entry), lines[2]]
+
+
+def test_a_whole_chain_verifies(path):
+    entries = verify(path)
+    assert [e["seq"] for e in entries] == [0, 1, 2] and entries[0]["prev"] == GENESIS
+    assert all(b["prev"] == a["hash"] for a, b in zip(entries, entries[1:]))
+
+
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        (edited, 2),
+        (lambda lines: [lines[0], lines[2]], 2),
+        (lambda lines: [lines[1], lines[0], lines[2]], 1),
+        (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
+        (lambda lines: lines[1:], 1),
+    ],
+)
+def test_any_change_is_found(path, change, line):
+    rewrite(path, change)
+    with pytest.raises(UserError, match=f"line {line}"):
+        verify(path)
+
+
+def test_garbage_is_named(path):
+    with path.open("a") as file:
+        file.write("not json\n")
+    with pytest.raises(UserError, match="line 4 is not JSON"):
+        verify(path)
+
+
+def test_opening_again_continues_the_chain_and_cuts_a_torn_line(path):
+    with path.open("a") as file:
+        file.write('{"seq": 3, "event": "rou')
+    AuditLog(path).append("resume", from_round=2)
+    assert [e["event"] for e in verify(path)] == ["round"] * 3 + ["resume"]
+
+
+def test_a_broken_chain_is_not_continued(path):
+    rewrite(path, edited)
+    with pytest.raises(UserError):
+        AuditLog(path)
+
+
+def test_nan_is_never_written(path):
+    with pytest.raises(ValueError):
+        AuditLog(path).append("round", loss=float("nan"))
+    assert len(read(path)) == 3
+
+
+def test_model_hash_tells_bits_types_shapes_and_names_apart():
+    base = {"w": torch.zeros(2, 3), "n": torch.tensor(1)}
+    others = [
+        {"w": torch.zeros(3, 2), "n": torch.tensor(1)},
+        {"w": torch.zeros(2, 3, dtype=torch.float64), "n": torch.tensor(1)},
+        {"w": -torch.zeros(2, 3), "n": torch.tensor(1)},
+        {"v": torch.zeros(2, 3), "n": torch.tensor(1)},
+        {"w": torch.zeros(2, 3), "n": torch.tensor(2)},
+    ]
+    assert len({model_hash(m) for m in [base, *others]}) == 6
+    assert model_hash(base) == model_hash({"n": torch.tensor(1), "w": torch.zeros(3, 2).T})

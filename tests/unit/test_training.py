@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers and the sharpness probe at a site: passes, restoration after failures, batch handling."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from fairflare.contracts import LocalWork, Round
+from fairflare.probes.sharpness import Sharpness
+from fairflare.trainers.gsam import GSAM, SAM, gsam_step
+from fairflare.trainers.sgd import PlainTrainer
+from helpers import TRAINING, Blobs, small_network
+
+
+def work(network=None, **changes):
+    made = LocalWork(network or small_network(), Blobs(2), TRAINING, Round(2, 4), seed=3)
+    return dataclasses.replace(made, **changes)
+
+
+class Counting(nn.Module):
+    """Counts forward passes and gradient computations of what it wraps."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.forwards, self.backwards = inner, 0, 0
+
+    def forward(self, x):
+        self.forwards += 1
+        out = self.inner(x)
+        if out.requires_grad:
+            out.register_hook(lambda grad: setattr(self, "backwards", self.backwards + 1))
+        return out
+
+
+class Broken(Exception):
+    """The second pass fails."""
+
+
+def state(network):
+    return {k: v.clone() for k, v in network.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_probe_costs_two_forward_and_one_backward():
+    network = Counting(small_network())
+    Sharpness(probe_batch=24).measure(work(network))
+    assert (network.forwards, network.backwards) == (2, 1)
+
+
+@pytest.mark.parametrize("trainer, passes", [(PlainTrainer(), 1), (GSAM(), 2), (SAM(), 2)])
+def test_trainers_cost_what_they_say(trainer, passes):
+    network = Counting(small_network())
+    trainer.train(work(network))
+    batches = 3
+    assert (network.forwards, network.backwards) == (passes * batches, passes * batches)
+    assert (trainer.cost.forward, trainer.cost.backward) == (passes, passes)
+
+
+def test_probe_leaves_everything_as_it_was_and_repeats():
+    network = small_network()
+    before = state(network)
+    first, second = (Sharpness().measure(work(network)) for _ in range(2))
+    assert first == second and same(before, state(network)) and first["sharpness"] > 0
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_probe_batch_size_changes_rounding_only():
+    small, large = (Sharpness(probe_batch=b).measure(work()) for b in (5, 24))
+    assert small == pytest.approx(large, rel=1e-5)
+
+
+def test_probe_restores_after_a_failure():
+    network = small_network()
+    before = state(network)
+    probe = Sharpness()
+    object.__setattr__(probe, "_loss", lambda *a: (_ for _ in ()).throw(Broken))
+    with pytest.raises(Broken):
+        probe.measure(work(network))
+    assert same(before, state(network)) and all(p.grad is None for p in network.parameters())
+
+
+def test_probe_loss_and_transform_options():
+    plain = Sharpness().measure(work())
+    adjusted = Sharpness(probe_loss="logit_adjusted")
+    training = dataclasses.replace(TRAINING, logit_tau=1.0)
+    skewed = Blobs(2)
+    skewed.class_counts = torch.tensor([20, 4])
+    assert adjusted.measure(work(training=training, data=skewed))["loss"] != pytest.approx(plain["loss"], rel=1e-3)
+    assert Sharpness(probe_transform="train").measure(work())["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+
+
+def test_gsam_restores_weights_and_momenta_when_the_second_pass_fails():
+    network = small_network().train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    data, calls = Blobs(1), []
+
+    def closure():
+        calls.append(network[1].momentum)
+        if len(calls) == 2:
+            raise Broken
+        loss = nn.functional.cross_entropy(network(data.x), data.y)
+        loss.backward()
+        return loss
+
+    before = [p.detach().clone() for p in network.parameters()]
+    with pytest.raises(Broken):
+        gsam_step(network, optimizer, closure, rho=0.1, alpha=0.1)
+    assert calls == [0.1, 0.0] and network[1].momentum == 0.1
+    for p, b in zip(network.parameters(), before):
+        torch.testing.assert_close(p.detach(), b, rtol=0, atol=1e-7)
+
+
+def test_batchnorm_statistics_move_once_per_gsam_step():
+    """The second pass holds them: one GSAM step leaves the running mean that one plain step leaves."""
+    means = []
+    for trainer in (GSAM(), PlainTrainer()):
+        torch.manual_seed(0)
+        network = small_network()
+        single = dataclasses.replace(TRAINING, batch_size=24)
+        trainer.train(work(network, training=single))
+        means.append(network[1].running_mean.clone())
+    assert torch.equal(*means)
+
+
+def test_rho_zero_is_plain_training():
+    finals = []
+    for trainer in (GSAM(rho_max=0.0, gsam_alpha=0.0), PlainTrainer()):
+        network = nn.Sequential(nn.Linear(4, 2))
+        torch.manual_seed(1)
+        nn.init.normal_(network[0].weight), nn.init.zeros_(network[0].bias)
+        trainer.train(work(network))
+        finals.append(state(network))
+    for key in finals[0]:
+        torch.testing.assert_close(finals[0][key], finals[1][key], rtol=0, atol=1e-6)
+
+
+def test_training_learns_and_reports_the_mean_loss():
+    network = small_network()
+    losses = [PlainTrainer().train(work(network, round=Round(t, 4), seed=t)) for t in (1, 2, 3, 4)]
+    assert losses[-1] < losses[0] and all(loss > 0 for loss in losses)
+
+
+def test_frozen_parameters_are_left_alone():
+    network = small_network()
+    network[0].weight.requires_grad_(False)
+    before = network[0].weight.clone()
+    GSAM().train(work(network))
+    Sharpness().measure(work(network))
+    assert torch.equal(network[0].weight, before)
+
+
+def test_an_abort_stops_within_a_batch():
+    calls = []
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 2:
+            raise Broken
+
+    with pytest.raises(Broken):
+        PlainTrainer().train(work(stop_if_aborted=stop))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("bad", [{"rho_max": -1.0}, {"rho_tau": float("nan")}, {"gsam_alpha": -0.1}])
+def test_bad_radii_are_named(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GSAM(**bad)
