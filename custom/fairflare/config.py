@@ -32,7 +32,7 @@ class RunConfig:
         options: every option of the task.
         training: every local training setting, T among them.
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
-        min_sites: accepted sites that a round needs.
+        min_sites: accepted sites that a round needs; half of them by default, at least two.
         threads: torch threads per process; results are bit-identical only between runs that share it.
     """
 
@@ -110,6 +110,10 @@ def make_config(
         chosen |= entry.reference
     settings = _settings(parts, chosen | values)
     built = tasks.load(name, preset, **_among(task_class, values))
+    n_sites = len(built.sites())
+    min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
+    if min_sites > n_sites:
+        raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")
     base = dataclasses.asdict(task_class.presets[preset].training)
     training = _filled(Training, base | _among(Training, chosen) | _among(Training, values))
     return RunConfig(
@@ -121,7 +125,7 @@ def make_config(
         options=dataclasses.asdict(built),
         training=training,
         seed=_whole("seed", seed, 0),
-        min_sites=_whole("min_sites", values.get("min_sites", len(built.sites())), 1),
+        min_sites=min_sites,
         threads=_whole("threads", values.get("threads", 1), 1),
     )
 

@@ -124,6 +124,12 @@ def trainers() -> dict[str, type[Trainer]]:
     return dict(sorted(_trainers.items()))
 
 
+def probes() -> dict[str, type[Probe]]:
+    """Every probe by id, sorted."""
+    _discover()
+    return dict(sorted(_probes.items()))
+
+
 def parameters(cls: type) -> dict[str, Any]:
     """Name -> default of a part's parameters (the fields of its dataclass)."""
     return {f.name: f.default for f in dataclasses.fields(cls)}

@@ -108,16 +108,17 @@ def test_sharpness_probe(name, rho):
 CASES = sorted({k.rsplit("/", 2)[0] for k in STEPS.files if "/step1/" in k})
 
 
+@pytest.mark.parametrize("path", ["fused", "foreach"])
 @pytest.mark.parametrize("case", CASES)
-def test_gsam_and_sam_steps(case):
+def test_gsam_and_sam_steps(case, path):
     norm = re.search(r"bn(\d)", case).group(1)
     rho = float(re.search(r"rho([\d.]+)", case).group(1))
     alpha = re.search(r"alpha([\d.]+)", case)
     network = network_like(under(STEPS, f"init_bn{norm}/"), nn.ReLU).train()
     if "adam" in case:
-        optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, weight_decay=5e-4, foreach=True)
+        optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, weight_decay=5e-4, **{path: True})
     else:
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5, foreach=True)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5, **{path: True})
     x, y = torch.from_numpy(STEPS["x"]), torch.from_numpy(STEPS["y"])
 
     def closure():

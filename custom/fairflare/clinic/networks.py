@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -13,15 +15,28 @@ from torch import nn
 from fairflare.errors import UserError
 
 
-def small_cnn(in_channels: int, classes: int, widths: Sequence[int] = (16, 32, 64, 128)) -> nn.Sequential:
-    """Four blocks of convolution, BatchNorm, ReLU and 2x2 pooling, then the mean over the image and a linear head.
+def small_cnn(
+    in_channels: int, classes: int, norm: Literal["group", "batch"] = "group", widths: Sequence[int] = (16, 32, 64, 128)
+) -> nn.Sequential:
+    """Four blocks of convolution, normalisation, ReLU and 2x2 pooling, then the mean over the image and a linear head.
 
     About 100,000 parameters; takes (N, in_channels, H, W) with H, W >= 16 and returns logits (N, classes).
+
+    Args:
+        in_channels: of the images.
+        classes: size of the output.
+        norm: "group" (8 groups) is the default because averaged BatchNorm statistics of sites whose images differ fit
+            none of them: the model then answers one class, whatever the aggregation weights are. "batch" shows that.
+        widths: channels of the blocks, multiples of 8.
     """
     layers = OrderedDict()
     for i, (narrow, wide) in enumerate(zip((in_channels, *widths), widths), start=1):
+        kernel = 5 if i == 1 else 3
         layers[f"block{i}"] = nn.Sequential(
-            nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2)
+            nn.Conv2d(narrow, wide, kernel, padding=kernel // 2, bias=False),
+            nn.GroupNorm(8, wide) if norm == "group" else nn.BatchNorm2d(wide),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
         )
     layers["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     layers["head"] = nn.Linear(widths[-1], classes)
@@ -71,6 +86,7 @@ def linear(features: int, classes: int) -> nn.Sequential:
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "small-cnn": small_cnn,
+    "small-cnn-bn": partial(small_cnn, norm="batch"),
     "resnet18": resnet18,
     "mlp": mlp,
     "linear": linear,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.report.fairness import mean_ci
 from fairflare.report.match import complete, grouped, require_same_data, setting_notes, shared_seeds
-from fairflare.report.values import MISSING, plural, signed, text
+from fairflare.report.values import MISSING, plural, signed, stop, text
 
 FORMAT = 1
 QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted")
@@ -57,7 +57,8 @@ def compare(runs: list[Json]) -> Json:
 
 def table(comparison: Json) -> list[dict[str, str]]:
     """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval."""
-    quantities = [name for name in QUANTITIES if any(m[name]["mean"] is not None for m in comparison["methods"])]
+    shown = ("mean", "worst", "std", "gap", "clean", "corrupted")
+    quantities = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:
         row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
@@ -115,7 +116,7 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     simulated = run["task"]["simulated"]
     few = f"{plural(len(seeds), 'seed')} only: intervals are wide, or absent for one seed."
-    found = [f"Simulated: {simulated}"] if simulated else []
+    found = [f"Simulated: {stop(simulated)}"] if simulated else []
     found += [few] if len(seeds) < 3 else []
     return found + [
         "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance.",

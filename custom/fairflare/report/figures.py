@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.marks import DASHES, bars, curve, over_rounds, point
+from fairflare.report.metrics import label
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
-from fairflare.report.values import in_order, plural, text
-from fairflare.report.words import label
+from fairflare.report.values import capital, in_order, plural, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
     _mean_line(axes, fairness)
     axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
     legend(figure, axes)
-    return f"{metric.capitalize()} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
+    return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
 
 @inline("tests")
@@ -48,7 +48,7 @@ def shared_test_bars(figure: Figure, summary: Json) -> str | None:
     axes.set_xlabel(f"{metric}\n(shared test sets, {_model(summary)})")
     means = {kind: found[f"{kind}_mean"].get(summary["headline"]) for kind in ("clean", "corrupted")}
     ends = ", ".join(f"{kind} {text(mean)}" for kind, mean in means.items() if mean is not None)
-    return f"{metric.capitalize()} on shared test sets: {ends}"
+    return f"{capital(metric)} on shared test sets: {ends}"
 
 
 @inline("rounds")
@@ -67,7 +67,7 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     curve(axes, numbers, [row["mean"] for row in rounds], color=BLUE, linewidth=2, label="mean of accepted sites")
     axes.set_ylabel(f"{metric}, validation")
     legend(figure, axes)
-    return f"{metric.capitalize()} over rounds: mean {text(means[0])} to {text(means[-1])}"
+    return f"{capital(metric)} over rounds: mean {text(means[0])} to {text(means[-1])}"
 
 
 @inline("weights")
@@ -85,7 +85,8 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
         curve(axes, numbers, values, color=colour, linewidth=2, label=f"{short(row['site'])}, {role}")
         if row["data_share"] is not None:
             axes.axhline(row["data_share"], color=colour, linewidth=1.2, linestyle=DASHES)
-    axes.plot([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="their shares of the examples")
+    if picked:
+        axes.plot([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="share of the examples")
     left_out = [row["round"] for row in rounds if row["rejected"]]
     if left_out:
         axes.plot(left_out, [0] * len(left_out), "x", color=DARK, clip_on=False, label="a site was left out")
@@ -111,7 +112,7 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
     axes.set_xlabel(f"{metric}\n(own test split, mean over {plural(len(comparison['seeds']), 'seed')})")
     legend(figure, axes)
     worst = [method["worst"]["mean"] for method in methods]
-    return f"{metric.capitalize()}, worst site: {text(min(worst))} to {text(max(worst))}"
+    return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
 
 def _mean_line(axes: Axes, fairness: Json) -> None:
@@ -146,8 +147,9 @@ def _lowest(summary: Json) -> tuple[str, str]:
 
 def _picked(summary: Json, rows: Sequence[Json]) -> dict[str, tuple[str, str]]:
     """Colour and role of the sites drawn in colour: the worst served, the most raised and the most lowered one."""
-    shared = sorted((row for row in rows if row["data_share"]), key=lambda row: row["weight_mean"] / row["data_share"])
-    picked = {row["site"]: (GREEN, "highest for its share") for row in shared[-1:]}
-    picked |= {row["site"]: (PURPLE, "lowest for its share") for row in shared[:1]}
+    ratios = {row["site"]: row["weight_mean"] / row["data_share"] for row in rows if row["data_share"]}
+    ordered = sorted(ratios, key=ratios.__getitem__)
+    picked = {site: (GREEN, "highest for its share") for site in ordered[-1:] if ratios[site] > 1.01}
+    picked |= {site: (PURPLE, "lowest for its share") for site in ordered[:1] if ratios[site] < 0.99}
     lowest = summary["fairness"]["worst"]["site"]
     return picked | ({lowest: (RED, "worst served")} if lowest else {})

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.svg import short
+from fairflare.report.svg import DARK, RED, short
 from fairflare.report.values import text
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ def bars(figure: Figure, rows: Sequence[Bar]) -> Axes:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1 if max(lengths) <= 1 else None)
     axes.grid(axis="y", visible=False)
-    for y, (_, value, _) in enumerate(rows):
-        axes.text(1.02, y, text(value), va="center", transform=axes.get_yaxis_transform())
+    for y, (_, value, colour) in enumerate(rows):
+        ink = RED if colour == RED else DARK
+        axes.text(1.02, y, text(value), va="center", color=ink, transform=axes.get_yaxis_transform())
     return axes
 
 

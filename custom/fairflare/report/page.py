@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report import words
-from fairflare.report.values import in_order, plural, signed, text
+from fairflare.report.metrics import label
+from fairflare.report.values import capital, in_order, moment, plural, signed, stop, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 Json = dict[str, Any]
+COLUMNS = {
+    "mean": "Mean over sites",
+    "worst": "Worst site",
+    "gap": "Gap",
+    "std": "Spread (std)",
+    "clean": "Clean tests",
+    "corrupted": "Corrupted tests",
+}
 
 
 def render_run(summary: Json) -> str:
@@ -34,7 +43,7 @@ def render_run(summary: Json) -> str:
             run=summary,
             opening=words.opening(summary),
             figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
-            metric=words.label(summary["headline"]),
+            metric=label(summary["headline"]),
             metrics=_metric_names(row["test"] for row in summary["sites"]),
             test_metrics=_metric_names(row["metrics"] for row in summary["test_sets"]["rows"]),
         )
@@ -55,9 +64,16 @@ def render_compare(comparison: Json) -> str:
             opening=words.opening_compare(comparison),
             differences=words.differences(comparison),
             figure=Markup(method_points(comparison)),
-            metric=words.label(comparison["headline"]),
+            metric=label(comparison["headline"]),
+            columns=_columns(comparison),
         )
     )
+
+
+def _columns(comparison: Json) -> list[tuple[str, str]]:
+    """The quantities that some method has."""
+    methods = comparison["methods"]
+    return [(key, name) for key, name in COLUMNS.items() if any(m[key]["mean"] is not None for m in methods)]
 
 
 def _metric_names(metrics: Any) -> list[str]:
@@ -79,10 +95,12 @@ def _environment() -> Environment:
     environment.filters |= {
         "num": text,
         "signed": signed,
-        "label": words.label,
+        "label": label,
         "plural": plural,
         "interval": _interval,
-        "sentence": _sentence,
+        "stop": stop,
+        "capital": capital,
+        "moment": moment,
     }
     return environment
 
@@ -90,8 +108,3 @@ def _environment() -> Environment:
 def _interval(found: Json, digits: int = 3) -> str:
     """ "0.81 to 0.85", or an empty text where there is no interval."""
     return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"
-
-
-def _sentence(text: str) -> str:
-    """A fact that begins with a capital letter and ends with a full stop."""
-    return text[:1].upper() + text[1:].rstrip(". ") + "."

@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.report.fairness import describe, mean
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.trail import Trail, read_trail, timing
-from fairflare.report.values import in_order, json_value, number
+from fairflare.report.values import in_order, json_value, number, stop
 
 FORMAT = 1
 CI_CAVEAT = "The interval of the mean resamples sites; it does not cover the chance in training."
@@ -117,7 +117,7 @@ def _caveats(summary: Json) -> list[str]:
     simulated, provenance = summary["task"]["simulated"], summary["provenance"]
     strange = provenance["evaluated_model_sha256"] not in (None, provenance["model_sha256"])
     candidates = (
-        (simulated, f"Simulated: {simulated}"),
+        (simulated, f"Simulated: {stop(str(simulated))}"),
         (summary["status"] != "completed", "The run did not complete: the numbers describe an unfinished model."),
         (strange, "The evaluated model is not the last model of the log: do not use these numbers before verifying."),
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),

@@ -67,3 +67,18 @@ def listing(items: Iterable[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     names = list(items)
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def stop(sentence: str) -> str:
+    """A sentence with one full stop at its end."""
+    return sentence.rstrip(". ") + "."
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter and the rest as it is: "AUC" stays "AUC"."""
+    return text[:1].upper() + text[1:]
+
+
+def moment(time: str | None) -> str:
+    """An ISO 8601 UTC time to the minute, for people: "2026-11-21 10:05 UTC"."""
+    return f"{time[:10]} {time[11:16]} UTC" if time and len(time) >= 16 else "time not recorded"

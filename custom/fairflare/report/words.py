@@ -6,37 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.values import listing, plural, signed, text
 
-LABELS = {
-    "auc_ovo": "AUC (one-vs-one)",
-    "auc_ovr": "AUC (one-vs-rest)",
-    "auc": "AUC",
-    "f1_macro": "F1 score (macro)",
-    "dice": "Dice score",
-    "loss": "cross-entropy loss",
-}
-MEANINGS = {
-    "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",
-    "accuracy": "the share of correct answers; 1 is perfect",
-    "auc_ovo": "how well pairs of classes are told apart; 1 is perfect, 0.5 is guessing",
-    "dice": "the overlap with the reference outline; 1 is perfect",
-}
-QUANTITIES = {"mean": "mean over sites", "worst": "worst site", "std": "spread over sites", "gap": "gap"}
 Json = Mapping[str, Any]
-
-
-def label(metric: str) -> str:
-    """A metric's name in words."""
-    return LABELS.get(metric, metric.replace("_", " "))
-
-
-def meaning(metric: str, n_classes: int = 0) -> str:
-    """What a metric's value means, with the chance level where the number of classes gives it; "" if unknown."""
-    found = MEANINGS.get(metric, "")
-    if metric == "balanced_accuracy" and n_classes > 1:
-        found += f", {1 / n_classes:.2g} is what guessing gets with {n_classes} classes"
-    return found
 
 
 def opening(summary: Json) -> list[str]:
@@ -59,9 +32,10 @@ def _service(summary: Json) -> list[str]:
         return ["There is no result of a final model on the sites' test examples: nothing can be said about fairness."]
     n, low, high = fairness["n_sites"], fairness["worst"], fairness["best"]
     explained = meaning(summary["headline"], len(summary["task"]["classes"] or ()))
-    known = f"{metric} ({explained})" if explained else metric
+    explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
-    found = [f"On the sites' own test examples the model reaches a {known} of {text(fairness['mean'])} {sites}."]
+    found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
+    found += _guessing(summary)
     if n > 1:
         bottom, top = (_named(summary, end["site"]) for end in (low, high))
         found.append(
@@ -72,6 +46,13 @@ def _service(summary: Json) -> list[str]:
     if fairness["left_out"]:
         found.append(f"No test result came from {listing(fairness['left_out'])}.")
     return found
+
+
+def _guessing(summary: Json) -> list[str]:
+    """A warning where the mean, or the lower end of its interval, is no higher than guessing."""
+    fairness, guessing = summary["fairness"], chance(summary["headline"], len(summary["task"]["classes"] or ()))
+    low = fairness["mean"] if fairness["ci"]["low"] is None else fairness["ci"]["low"]
+    return ["That is not clearly better than guessing."] if guessing is not None and low <= guessing else []
 
 
 def _next_worst(summary: Json) -> list[str]:

@@ -28,6 +28,7 @@ VAL, TEST = 0.15, 0.15
 """Shares of a site's images in its validation and test splits."""
 NORMS = {
     "small-cnn": ((0.25,), (0.28,)),
+    "small-cnn-bn": ((0.25,), (0.28,)),
     "resnet18": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 """Network -> mean and std per channel on [0, 1]; ImageNet's make three channels of one."""
@@ -49,7 +50,7 @@ class IchPhantom(Task):
         images: of all sites together.
         test_images: of each shared test set.
         size: pixels along an edge, 32..512.
-        model: "small-cnn" or "resnet18".
+        model: "small-cnn", "small-cnn-bn" (with BatchNorm) or "resnet18".
         pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
         augment: random rotation, shift and flip of training images.
         data_seed: 0..2**32-1; the papers' partitions use 2024.
@@ -91,7 +92,7 @@ class IchPhantom(Task):
     images: int = 1200
     test_images: int = 400
     size: int = 48
-    model: Literal["small-cnn", "resnet18"] = "small-cnn"
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
     pretrained_weights: str | None = None
     augment: bool = False
     data_seed: int = 2024

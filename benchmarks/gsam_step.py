@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GSAM step costs: in plain Adam steps, and its vector arithmetic beside a per-tensor loop with clones.
+
+    python benchmarks/gsam_step.py [--device cpu|cuda] [--batch 32] [--size 64] [--bf16] [--repeats 9]
+
+Every repeat times all variants in turn, so that a drift of the machine's speed touches them alike; ratios are medians
+over repeats. A plain Adam step is ``torch.optim.Adam`` as it comes; the GSAM step is the one that trainers take, around
+their own base optimizer. Two forward-backward passes and one update are the floor of any GSAM step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from fairflare.clinic.networks import build
+from fairflare.contracts import Training
+from fairflare.perturbation import frozen_running_statistics, global_norm, perturbed
+from fairflare.trainers.base import make_optimizer
+from fairflare.trainers.gsam import _subtract_gap, gsam_step
+
+RHO, ALPHA, CLASSES = 0.05, 0.1, 5
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    network = build("resnet18", 3, CLASSES).to(device).train()
+    x = torch.randn(options.batch, 3, options.size, options.size, device=device)
+    y = torch.randint(CLASSES, (options.batch,), device=device)
+    if options.channels_last or options.bf16:
+        network, x = network.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    plain = torch.optim.Adam(network.parameters(), lr=3e-4, weight_decay=5e-4)
+    optimizer = make_optimizer(network, Training(optimizer="adam", lr=3e-4, weight_decay=5e-4))
+
+    def closure() -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
+            loss = nn.functional.cross_entropy(network(x), y)
+        loss.backward()
+        return loss
+
+    def adam() -> None:
+        plain.zero_grad(set_to_none=True)
+        closure()
+        plain.step()
+
+    steps = {"adam": adam, "gsam": lambda: gsam_step(network, optimizer, closure, RHO, ALPHA)}
+    adam()
+    first = [torch.randn_like(p) for p in network.parameters()]
+    second = [torch.randn_like(p) for p in network.parameters()]
+    parameters = list(network.parameters())
+    vectors = {
+        "foreach": lambda: foreach_arithmetic(network, parameters, first, second),
+        "loop": lambda: loop_arithmetic(network, parameters, first, second),
+    }
+    times = measure(steps | vectors, options.repeats, device)
+    report(options, device, times)
+
+
+def foreach_arithmetic(network, parameters, first, second) -> None:
+    """The arithmetic of ``gsam_step`` without its passes and its update."""
+    norm = global_norm(first)
+    with perturbed(parameters, first, RHO, norm), frozen_running_statistics(network):
+        pass
+    _subtract_gap(first, norm, second, ALPHA)
+
+
+@torch.no_grad()
+def loop_arithmetic(network, parameters, first, second) -> None:
+    """The same arithmetic tensor by tensor, with cloned weights and gradients."""
+    saved = [p.clone() for p in parameters]
+    old = [g.clone() for g in first]
+    norm = torch.norm(torch.stack([g.norm(p=2) for g in old]))
+    for p, g in zip(parameters, old):
+        p.add_(g * (RHO / (norm + 1e-12)))
+    for p, s in zip(parameters, saved):
+        p.copy_(s)
+    inner = sum((a * b).sum() for a, b in zip(old, second))
+    second_norm = torch.norm(torch.stack([g.norm(p=2) for g in second]))
+    cosine = inner / (norm * second_norm + 1e-12)
+    for a, b in zip(old, second):
+        vertical = a - cosine * norm * b / (second_norm + 1e-12)
+        b.sub_(vertical * ALPHA)
+
+
+def measure(variants, repeats: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of every variant in every repeat, after one warm-up of each."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, variant in variants.items():
+            synchronise(device)
+            started = time.perf_counter()
+            variant()
+            synchronise(device)
+            if repeat:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def ratio(times, over: str, under: str) -> float:
+    """Median over repeats of one variant's time divided by another's in the same repeat."""
+    return statistics.median(a / b for a, b in zip(times[over], times[under]))
+
+
+def report(options, device, times) -> None:
+    """Print medians and ratios."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    precision = "bf16, channels_last" if options.bf16 else "float32"
+    print(f"ResNet-18, batch {options.batch}, {options.size} px, {precision}, {name}, torch {torch.__version__}")
+    for variant, seconds in times.items():
+        print(f"  {variant:8s} {1e3 * statistics.median(seconds):9.1f} ms")
+    print(f"GSAM step / Adam step:              {ratio(times, 'gsam', 'adam'):.3f}   (goal: at most 2.0)")
+    print(f"vector arithmetic, foreach / loop:  {ratio(times, 'foreach', 'loop'):.3f}   (goal: at most 0.333)")
+
+
+def parse() -> argparse.Namespace:
+    """Command-line options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--bf16", action="store_true", help="bf16 autocast and channels_last")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--repeats", type=int, default=9)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

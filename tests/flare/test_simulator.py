@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real FLARE processes: the simulator gives the very bits of the in-process run, survives a site's error and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fairflare.assembly import build_parts
+from fairflare.clinic import tasks
+from fairflare.config import make_config
+from fairflare.federation.audit import model_hash, verify
+from faulty_trainer import SECRET
+
+pytestmark = pytest.mark.flare
+HERE = Path(__file__).parent
+TASK = ["--task", "support2:dirichlet", "--sites", "3"]
+
+
+def fairflare(*arguments, **environment):
+    command = [sys.executable, "-m", "fairflare.cli", *map(str, arguments)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400)
+
+
+def model_of(folder):
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedism-plus"])
+def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method):
+    hashes = {}
+    for name, env in (("first", "local"), ("second", "local"), ("flare", "sim")):
+        done = fairflare("run", method, *TASK, "--rounds", 2, "--env", env, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr + done.stdout
+        hashes[name] = model_hash(model_of(tmp_path / name))
+    assert len(set(hashes.values())) == 1, hashes
+    initial = build_parts(make_config(method, "support2:dirichlet", sites=3)).model
+    assert model_hash(initial) not in hashes.values()
+    local, flare = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("first", "flare"))
+    assert local["fairness"] == flare["fairness"] and local["test_sets"] == flare["test_sets"]
+    assert fairflare("verify", tmp_path / "flare").returncode == 0
+    names = {p.name for p in (tmp_path / "flare").iterdir()}
+    assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
+
+
+def test_a_site_that_raises_is_left_out_and_its_words_stay_there(tmp_path):
+    built = tasks.load("support2", "dirichlet", n_sites=3)
+    victim = built.site_data("site-2").size("train")
+    values = ["--set", "trainer=faulty", "--set", f"victim={victim}"]
+    done = fairflare(
+        "run", "fedavg", *TASK, *values, "--rounds", 2, "--env", "sim", "--out", tmp_path / "run",
+        FAIRFLARE_PLUGINS=str(HERE / "faulty_trainer.py"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    entries = verify(tmp_path / "run" / "audit.jsonl")
+    assert entries[1]["rejected"] == {"site-2": {"code": "site_error", "detail": "EXECUTION_EXCEPTION ValueError"}}
+    assert set(entries[2]["accepted"]) == {"site-1", "site-2", "site-3"}
+    for name in ("audit.jsonl", "report.json", "report.html", "log.txt"):
+        assert SECRET not in (tmp_path / "run" / name).read_text()
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path):
+    command = [sys.executable, "-m", "fairflare.cli", "run", "fedavg", *TASK, "--rounds", "500", "--env", "sim"]
+    child = subprocess.Popen([*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(psutil.Process(child.pid).children(recursive=True)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    family = psutil.Process(child.pid).children(recursive=True)
+    assert len(family) >= 5, "the simulator never got going"
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and err.strip().endswith("fairflare: interrupted")
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "fairflare_sim_" in " ".join(p.info["cmdline"] or ())]

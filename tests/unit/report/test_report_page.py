@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTML pages and their figures: well formed, self-contained, escaped, deterministic."""
+
+import copy
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from fairflare.report import figures
+from fairflare.report.compare import compare
+from fairflare.report.page import render_compare, render_run
+from fairflare.report.summary import summarise
+
+VOID = {"meta", "br"}
+EVIL = """<script>alert("1")</script>&'$x_1$"""
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects ids, references, texts and tables' captions."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.ids, self.references, self.tags, self.texts = [], [], [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src", "action", "data", "srcset", "xlink:href"):
+                self.references.append(value)
+            self.references += re.findall(r"url\(([^)]*)\)", value or "")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open and self.open[-1] == "style":
+            assert "url(" not in data
+            assert "@import" not in data
+
+
+@pytest.fixture
+def comparison(make_run):
+    return compare([make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.02), make_run("B", 1, 0.04)])
+
+
+def many_sites(inputs, count=20):
+    """The made-up run with ``count`` sites, the last of which is worst and was rejected once."""
+    changed = copy.deepcopy(inputs)
+    names = [f"site-{i}" for i in range(1, count + 1)]
+    for entry in changed["entries"]:
+        if entry["event"] == "round":
+            reply = next(iter(entry["accepted"].values()))
+            entry["accepted"] = {name: reply for name in names if entry["round"] != 2 or name != names[-1]}
+            entry["weights"] = {name: 1 / len(entry["accepted"]) for name in entry["accepted"]}
+            entry["rejected"] = {names[-1]: {"code": "late", "detail": ""}} if entry["round"] == 2 else {}
+        if entry["event"] == "evaluation":
+            entry["sites"] = {name: {"test": {"balanced_accuracy": 0.9 - 0.01 * i}} for i, name in enumerate(names)}
+    changed["entries"][0]["sites"] = names
+    return summarise(**changed)
+
+
+def assert_self_contained(html):
+    page = Page(html)
+    assert page.references == [] or all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "http:" not in html
+    assert "https:" not in html
+    assert not {"script", "link", "img", "iframe", "object", "form"} & set(page.tags)
+    assert page.tags.count("table") == page.tags.count("caption")
+    return page
+
+
+def test_run_page_is_self_contained_and_says_the_numbers(summary):
+    html = render_run(summary)
+    page = assert_self_contained(html)
+    assert page.tags.count("svg") == 4
+    assert '<html lang="en">' in html
+    for found in ("0.767", "0.600", "not_finite", "model-4", "hash-6", "fairflare verify DIR", "all images."):
+        assert found in html
+
+
+def test_the_simulation_is_said_before_anything_else(summary):
+    body = render_run(summary).partition("<body>")[2]
+    assert 0 < body.index("Simulated:") < body.index("trained one shared model")
+    summary["task"]["simulated"] = ""
+    assert "<strong>Simulated:</strong>" not in render_run(summary)
+
+
+def test_compare_page_is_self_contained(comparison):
+    html = render_compare(comparison)
+    page = assert_self_contained(html)
+    assert page.tags.count("svg") == 1
+    for found in ("Differences from A", "+0.030", "2/2 better", "Weights are not payments"):
+        assert found in html
+
+
+def test_a_comparison_of_one_method_has_no_differences(make_run):
+    html = render_compare(compare([make_run("A", 0)]))
+    assert_self_contained(html)
+    assert "Differences" not in html
+
+
+def test_failed_run_page(failed_inputs):
+    html = render_run(summarise(**failed_inputs))
+    page = assert_self_contained(html)
+    assert "This run failed." in html
+    assert page.tags.count("svg") == 2
+    assert "final model" not in html.replace("of a final model", "")
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_a_page_for_a_log_that_ends_anywhere(inputs, length):
+    assert_self_contained(render_run(summarise(**inputs | {"entries": inputs["entries"][:length]})))
+
+
+def test_a_page_without_facts_or_test_sets(inputs):
+    assert_self_contained(render_run(summarise({}, inputs["entries"], {}, {})))
+
+
+def test_twenty_sites(inputs):
+    summary = many_sites(inputs)
+    page = assert_self_contained(render_run(summary))
+    assert sum(text == "site-20" for text in page.texts) >= 4
+    bars = figures.site_bars(summary)
+    assert all(f">site-{i}<" in bars for i in range(1, 21))
+
+
+def test_untrusted_text_is_escaped(inputs):
+    entries = inputs["entries"]
+    for entry in entries:
+        for part in ("accepted", "rejected", "weights", "sites"):
+            if isinstance(entry.get(part), dict):
+                entry[part] = {EVIL if name == "site-10" else name: value for name, value in entry[part].items()}
+    entries[0]["sites"] = ["site-1", "site-2", EVIL]
+    entries[2]["rejected"][EVIL] = {"code": EVIL, "detail": EVIL}
+    inputs["config"]["title"] = inputs["facts"]["simulated"] = EVIL
+    summary = summarise(**inputs)
+    html = render_run(summary)
+    page = assert_self_contained(html)
+    assert "<script" not in html
+    assert any(EVIL in text for text in page.texts)
+    assert "<script" not in render_compare(compare([summary]))
+
+
+def test_control_characters_in_names_do_not_break_the_figures(inputs):
+    inputs["entries"][0]["sites"].append("bad\x00\x1b[31m")
+    inputs["entries"][-2]["sites"]["bad\x00\x1b[31m"] = {"test": {"balanced_accuracy": 0.1}}
+    assert ">bad??[31m<" in figures.site_bars(summarise(**inputs))
+
+
+def test_dollar_signs_in_names_are_no_mathematics(inputs):
+    inputs["entries"][0]["sites"].append("$x_1$")
+    inputs["entries"][-2]["sites"]["$x_1$"] = {"test": {"balanced_accuracy": 0.1}}
+    assert ">$x_1$<" in figures.site_bars(summarise(**inputs))
+
+
+def test_pages_are_deterministic(inputs, comparison):
+    assert render_run(summarise(**inputs)) == render_run(summarise(**copy.deepcopy(inputs)))
+    assert render_compare(comparison) == render_compare(copy.deepcopy(comparison))
+
+
+def test_figures_carry_titles_with_their_quantities(summary, comparison):
+    assert "<title>Balanced accuracy by site: worst 0.600, gap 0.300</title>" in figures.site_bars(summary)
+    assert "clean 0.900, corrupted 0.650</title>" in figures.shared_test_bars(summary)
+    assert "mean 0.467 to 0.767</title>" in figures.metric_rounds(summary)
+    assert "last round: 0.300 to 0.400</title>" in figures.weight_rounds(summary)
+    assert "worst site: 0.600 to 0.630</title>" in figures.method_points(comparison)
+
+
+def test_the_worst_site_is_drawn_in_its_colour(summary):
+    from fairflare.report.svg import RED
+
+    assert figures.site_bars(summary).count(f"fill: {RED}") == 2, "its bar and its value"
+    assert "site-10, worst served" in figures.weight_rounds(summary)
+
+
+def test_weights_that_equal_the_shares_single_out_no_site(inputs):
+    for entry in inputs["entries"][1:5]:
+        entry["weights"] = {"site-1": 0.5, "site-2": 0.3, "site-10": 0.2}
+    assert "for its share" not in figures.weight_rounds(summarise(**inputs))
+
+
+def test_nothing_to_draw_gives_nothing(inputs):
+    empty = summarise(inputs["config"], [], inputs["facts"], {})
+    assert [draw(empty) for draw in (figures.site_bars, figures.shared_test_bars)] == ["", ""]
+    assert [draw(empty) for draw in (figures.metric_rounds, figures.weight_rounds)] == ["", ""]
+
+
+def test_loading_the_pages_does_not_load_the_drawing_library():
+    code = (
+        "import sys, fairflare.report.page, fairflare.report.compare, fairflare.report.figures;"
+        "print([name for name in ('matplotlib', 'jinja2', 'scipy', 'torch', 'numpy') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences say what the numbers say, and no more."""
+
+import pytest
+
+from fairflare.report import metrics, words
+from fairflare.report.compare import compare
+from fairflare.report.summary import summarise
+
+
+def test_opening_of_a_completed_run(summary):
+    first, second = words.opening(summary)
+    assert "FedISM+ (S) trained one shared model across 3 sites in 4 rounds." in first
+    assert "the model's balanced accuracy is 0.767 on average over 3 sites (balanced accuracy: the share of" in first
+    assert "0.25 is guessing)" in first
+    assert "not clearly better than guessing" not in first
+    assert (
+        "It serves site-10 (noise, severity 3) worst (0.600) and site-1 (clean) best (0.900): a gap of 0.300." in first
+    )
+    assert "1 of 12 contributions was rejected or never arrived: site-10 (once)." in second
+    assert "0.900 on clean and 0.650 on corrupted" in second
+
+
+def test_opening_of_a_failed_run(failed_inputs):
+    first, second = words.opening(summarise(**failed_inputs))
+    assert "failed: 2 of 4 rounds are recorded" in first
+    assert "nothing can be said about fairness" in first
+    assert "worst" not in first
+    assert "test sets" not in second
+
+
+def test_opening_without_rejections(inputs):
+    inputs["entries"] = [entry for entry in inputs["entries"] if entry.get("round") != 2]
+    assert "No contribution was left out of the model (9 accepted)." in words.opening(summarise(**inputs))[1]
+
+
+def test_the_next_worst_sites_are_named_when_there_are_enough(inputs):
+    for name, value in (("site-3", 0.65), ("site-4", 0.7)):
+        inputs["entries"][-2]["sites"][name] = {"test": {"balanced_accuracy": value}}
+    found = words.opening(summarise(**inputs))[0]
+    assert "The next lowest: site-3 with 0.650 and site-4 with 0.700." in found
+
+
+@pytest.mark.parametrize(("metric", "limit"), [("balanced_accuracy", 0.25), ("auc", 0.5)])
+def test_guessing_is_called_guessing(inputs, metric, limit):
+    """Four classes: 0.25; one site at the limit is the mean."""
+    inputs["facts"]["headline"] = metric
+    for value, told in ((limit, True), (limit + 0.001, False)):
+        inputs["entries"][-2]["sites"] = {"site-1": {"test": {metric: value}}}
+        assert ("not clearly better than guessing" in words.opening(summarise(**inputs))[0]) is told
+
+
+def test_a_site_without_a_result_is_named(inputs):
+    inputs["entries"][-2]["sites"]["site-1"]["test"] = {}
+    assert "No test result came from site-1." in words.opening(summarise(**inputs))[0]
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_nothing_is_said_about_an_empty_log(inputs, status):
+    found = words.opening(summarise(inputs["config"], [], {}, {}) | {"status": status})
+    assert found[1] == ""
+
+
+def test_metric_names():
+    assert metrics.label("auc_ovo") == "AUC (one-vs-one)"
+    assert metrics.label("my_metric") == "my metric"
+    assert metrics.meaning("my_metric", 5) == ""
+
+
+def test_differences_say_whether_the_interval_includes_zero(make_run):
+    """Differences 0.02 and 0.04 have half width 0.127; 0.0299 and 0.0301 have 12.7062 * 0.0001 = 0.00127."""
+    unsure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.02), make_run("B", 1, 0.04)]
+    sure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.0299), make_run("B", 1, 0.0301)]
+    assert "which includes zero; better in 2 of 2 seeds" in words.differences(compare(unsure))[0]
+    assert "+0.029 to +0.031, which does not include zero" in words.differences(compare(sure))[0]
+
+
+def test_one_seed_is_said_to_prove_nothing(make_run):
+    found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
+    assert "With one seed no difference below can be told from chance." in words.opening_compare(found)
+    assert "(one seed, no interval)" in words.differences(found)[0]
+
+
+def test_the_best_method_by_mean_and_by_worst_site(make_run):
+    found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
+    assert "The best balanced accuracy at the worst site: B with 0.700." in words.opening_compare(found)

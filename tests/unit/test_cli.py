@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a user meets it: what it prints, what it leaves behind, how it refuses."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from fairflare.cli import main
+
+RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    streams = capsys.readouterr()
+    return stop.value.code, streams.out, streams.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.raises(SystemExit) as stop:
+        main([*RUN, "--out", str(folder)])
+    assert stop.value.code == 0
+    return folder
+
+
+def test_list_tells_everything(capsys):
+    code, out, _ = call(capsys, "list", "--json")
+    rows = {r["id"]: r for r in json.loads(out)}
+    assert code == 0 and {"fedavg", "fedism", "fedism-plus"} <= set(rows)
+    assert rows["fedavg"]["cost"] == 1.0 and rows["fedism-plus"]["cost"] == pytest.approx(10 / 3, abs=0.01)
+    assert rows["fedism-plus"]["parameters"]["rho_max"] == 0.1 and rows["fedism-plus"]["trainer"] == "gsam"
+    assert "FedISM+" in call(capsys, "list")[1]
+
+
+def test_tasks_say_what_is_simulated(capsys):
+    rows = {r["name"]: r for r in json.loads(call(capsys, "tasks", "--json")[1])}
+    assert {"ich-phantom", "support2"} <= set(rows)
+    assert "bleed" in rows["ich-phantom"]["simulated"] or "lesion" in rows["ich-phantom"]["simulated"]
+    presets = {p["preset"]: p for p in rows["ich-phantom"]["presets"]}
+    assert len(presets["small"]["sites"]) == 8 and len(presets["paper"]["sites"]) == 20
+    assert "simulated" in call(capsys, "tasks")[1]
+
+
+def test_a_run_folder_holds_what_was_promised(finished):
+    names = {p.name for p in finished.iterdir()}
+    assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
+    state = torch.load(finished / "model.pt", weights_only=True)
+    assert all(isinstance(v, torch.Tensor) for v in state.values())
+    assert json.loads((finished / "report.json").read_text())["status"] == "completed"
+    assert any((finished / "tb_events").iterdir()) and "completed" in (finished / "log.txt").read_text()
+
+
+def test_the_config_repeats_the_run(finished, tmp_path):
+    from fairflare.assembly import run_local
+    from fairflare.config import RunConfig
+    from fairflare.federation.audit import model_hash
+
+    config = RunConfig.from_json(json.loads((finished / "config.json").read_text()))
+    again = run_local(config, tmp_path)
+    assert model_hash(again) == model_hash(torch.load(finished / "model.pt", weights_only=True))
+
+
+def test_tensorboard_holds_the_weights(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished / "tb_events")).Reload()
+    weights = [events.Scalars(f"weight/site-{k}")[0].value for k in range(1, 5)]
+    assert sum(weights) == pytest.approx(1, abs=1e-6)
+    assert "fairness/worst_auc" in events.Tags()["scalars"]
+
+
+def test_report_rewrites_and_verify_checks(capsys, finished):
+    before = (finished / "report.json").read_text()
+    (finished / "report.html").unlink()
+    assert call(capsys, "report", finished)[0] == 0
+    assert (finished / "report.html").is_file() and (finished / "report.json").read_text() == before
+    code, out, _ = call(capsys, "verify", finished, "--json")
+    assert code == 0 and json.loads(out)["verified"] is True
+
+
+def test_verify_finds_an_edit_and_a_swapped_model(capsys, finished, tmp_path):
+    import shutil
+
+    for name in ("edited", "swapped"):
+        shutil.copytree(finished, tmp_path / name)
+    log = tmp_path / "edited" / "audit.jsonl"
+    log.write_text(log.read_text().replace('"n_examples": ', '"n_examples": 1', 1))
+    code, _, err = call(capsys, "verify", tmp_path / "edited")
+    assert code == 2 and "chain is broken at line 2" in err
+    model = torch.load(tmp_path / "swapped" / "model.pt", weights_only=True)
+    next(iter(model.values())).add_(1e-6)
+    torch.save(model, tmp_path / "swapped" / "model.pt")
+    code, _, err = call(capsys, "verify", tmp_path / "swapped")
+    assert code == 2 and "model.pt: is not the model" in err
+
+
+def test_compare_reuses_what_is_finished(capsys, tmp_path):
+    command = ["compare", "fedavg", "fedavg:weighting=uniform", "--task", "support2", "--rounds", 1]
+    command += ["--seeds", "0,1", "--out", tmp_path / "c"]
+    code, out, err = call(capsys, *command)
+    assert code == 0 and "comparison:" in out and out.count("report:") == 4, err
+    assert (tmp_path / "c" / "compare.html").is_file()
+    assert len(json.loads((tmp_path / "c" / "compare.json").read_text())["methods"]) == 2
+    code, out, err = call(capsys, *command)
+    assert code == 0 and err.count("reused") == 4
+
+
+def test_export_writes_a_flare_job(capsys, tmp_path):
+    code, out, err = call(capsys, "export", "fedism-plus", "--task", "support2", "--out", tmp_path / "job")
+    assert code == 0 and "nvflare job submit" in out, err
+    job = tmp_path / "job"
+    server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())
+    client = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
+    assert json.loads((job / "meta.json").read_text())["name"] == "fedism_plus_support2"
+    assert server["workflows"][0]["path"] == "fairflare.flare.controller.FairController"
+    assert client["executors"][0]["tasks"] == ["train", "evaluate"]
+    assert "task_request_interval" not in json.dumps(server), "production keeps FLARE's intervals"
+    package = job / "app" / "custom" / "fairflare"
+    assert (package / "__init__.py").is_file() and (package / "clinic" / "data").is_dir()
+    assert not list(job.rglob("__pycache__")) and not [p for p in job.rglob("*") if p.is_symlink()]
+    assert os.fspath(tmp_path) not in "".join(p.read_text() for p in job.rglob("*.json"))
+
+
+MISTAKES = [
+    (["run", "nosuch", "--task", "support2"], "unknown method 'nosuch'"),
+    (["run", "fedavg", "--task", "nosuch"], "nosuch"),
+    (["run", "fedavg"], "--task"),
+    (["run", "fedavg", "--task", "support2", "--rounds", "0"], "rounds must be at least 1, got 0"),
+    (["run", "fedavg", "--task", "support2", "--rounds", "many"], "many"),
+    (["run", "fedavg", "--task", "support2:dirichlet", "--sites", "1"], "n_sites"),
+    (["run", "fedavg", "--task", "support2", "--set", "qq=1"], "unknown key 'qq'"),
+    (["run", "fedavg", "--task", "support2", "--set", "lr"], "expected KEY=VALUE, got 'lr'"),
+    (["run", "fedavg", "--task", "support2", "--set", "lr=1", "--set", "lr=2"], "lr is given twice"),
+    (["run", "fedavg", "--task", "support2", "--set", "lr=fast"], "lr: expected a number, got 'fast'"),
+    (["run", "fedavg", "--task", "support2", "--env", "moon"], "moon"),
+    (["run", "fedavg", "--task", "support2", "--seed", "-1"], "seed: expected a whole number of at least 0"),
+    (["run", "fedavg", "--task", "support2", "--sim-threads", "2"], "--sim-threads"),
+    (["compare", "fedavg", "--task", "support2", "--seeds", "0,0"], "--seeds"),
+    (["compare", "fedavg", "--task", "support2", "--seeds", "one"], "--seeds"),
+    (["export", "fedavg", "--task", "support2"], "--out"),
+    (["nosuch"], "nosuch"),
+]
+
+
+@pytest.mark.parametrize("arguments, text", MISTAKES, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] in ("run", "compare") and "--out" not in arguments:
+        arguments = [*arguments, "--out", "made"]
+    code, out, err = call(capsys, *arguments)
+    assert code == 2 and text in err and err.count("\n") == 1, err
+    assert not out and not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_refused_and_force_replaces_runs_only(capsys, finished, tmp_path):
+    code, _, err = call(capsys, *RUN, "--out", finished)
+    assert code == 2 and "exists" in err and "--force" in err
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    code, _, err = call(capsys, *RUN, "--out", precious, "--force")
+    assert code == 2 and (precious / "thesis.txt").exists()
+    assert call(capsys, *RUN, "--out", finished, "--force")[0] == 0
+
+
+@pytest.mark.parametrize("out", ["file/run", "file"])
+def test_an_unwritable_out_is_one_line(capsys, tmp_path, out):
+    (tmp_path / "file").write_text("")
+    code, _, err = call(capsys, *RUN, "--out", tmp_path / out)
+    assert code == 2 and "--out" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "verify"])
+def test_no_run_there_is_one_line(capsys, tmp_path, command):
+    code, _, err = call(capsys, command, tmp_path)
+    assert code == 2 and "found no" in err and err.count("\n") == 1
+
+
+def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkeypatch):
+    """All sites send NaN in round 2: exit code 1, one line, and a report that says so."""
+    from fairflare.federation.site import Site
+
+    train = Site._train
+
+    def poisoned(self, instruction, seed):
+        answer = train(self, instruction, seed)
+        if instruction.round.number == 2:
+            next(iter(answer.update.values())).fill_(float("nan"))
+        return answer
+
+    monkeypatch.setattr(Site, "_train", poisoned)
+    code, _, err = call(capsys, *RUN[:-1], "3", "--out", tmp_path / "run")
+    assert code == 1 and "round 2: 0 accepted sites" in err.splitlines()[-1]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["status"] == "failed" and (tmp_path / "run" / "model.pt").is_file()

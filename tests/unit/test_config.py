@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations: defaults, precedence, errors in one line, and the round trip through JSON."""
+
+import json
+
+import pytest
+
+from fairflare import registry
+from fairflare.assembly import build_parts
+from fairflare.config import RunConfig, make_config
+from fairflare.errors import UserError
+
+TASK = "support2"
+
+
+def test_precedence_task_then_method_then_user():
+    plain = make_config("fedavg", TASK)
+    method = make_config("fedism-plus", TASK)
+    user = make_config("fedism-plus", TASK, values={"logit_tau": "0.5", "q": "3", "lr": "0.01"}, rounds=7)
+    assert (plain.training["logit_tau"], method.training["logit_tau"], user.training["logit_tau"]) == (0.0, 1.0, 0.5)
+    assert (method.settings["q"], user.settings["q"]) == (2.0, 3.0)
+    assert (user.training["lr"], user.training["rounds"]) == (0.01, 7)
+
+
+def test_fedism_is_fedism_plus_at_a_constant_radius():
+    one, plus = make_config("fedism", TASK).settings, make_config("fedism-plus", TASK).settings
+    assert {k for k in one if one[k] != plus[k]} == {"rho_max", "rho_tau"}
+
+
+def test_trainer_and_probe_share_the_radius():
+    parts = build_parts(make_config("fedism-plus", TASK, values={"rho_max": 0.3}))
+    assert parts.probes[0].rho_max == 0.3
+
+
+def test_reference_variant_switches_everything_that_differs():
+    found = make_config("fedism-plus", TASK, values={"variant": "reference"}).settings
+    assert found["variant"] == "reference" and found["probe_transform"] == "train"
+    kept = make_config("fedism-plus", TASK, values={"variant": "reference", "probe_transform": "eval"}).settings
+    assert kept["probe_transform"] == "eval"
+
+
+def test_any_trainer_combines_with_any_rule():
+    for method in registry.methods():
+        for trainer in registry.trainers():
+            assert make_config(method, TASK, values={"trainer": trainer}).trainer == trainer
+
+
+def test_gsam_only_runs_no_probe():
+    assert build_parts(make_config("fedism-plus", TASK, values={"weighting": "examples"})).probes == ()
+
+
+@pytest.mark.parametrize("method", registry.methods())
+def test_round_trip(method):
+    config = make_config(method, TASK, seed=3)
+    again = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
+    assert again == config and again.sha256() == config.sha256()
+
+
+BAD = [
+    (("nosuch", TASK), {}, "unknown method 'nosuch'; known: .*fedavg"),
+    (("fedavg", "nosuch"), {}, "unknown task.*nosuch.*known: .*support2"),
+    (("fedavg", "support2:huge"), {}, "unknown preset.*huge.*known: default"),
+    (("fedavg", TASK), {"values": {"qq": 1}}, "unknown key 'qq'; known: .*lr"),
+    (("fedavg", TASK), {"values": {"q": 1}}, "unknown key 'q'"),
+    (("fedism", TASK), {"values": {"q": "two"}}, "q: expected a number, got 'two'"),
+    (("fedism", TASK), {"values": {"q": -1}}, "q must be finite and >= 0, got -1.0"),
+    (("fedism", TASK), {"values": {"state": "X"}}, "state: expected one of S, L, got 'X'"),
+    (("fedavg", TASK), {"rounds": 0}, "rounds must be at least 1, got 0"),
+    (("fedavg", TASK), {"values": {"epochs": 1.5}}, "epochs: expected a whole number, got 1.5"),
+    (("fedavg", TASK), {"values": {"lr": 0}}, "lr must be finite and > 0, got 0"),
+    (("fedavg", TASK), {"values": {"lr": "nan"}}, "lr"),
+    (("fedavg", TASK), {"values": {"optimizer": "lion"}}, "optimizer: expected one of adam, sgd, got 'lion'"),
+    (("fedavg", TASK), {"values": {"trainer": "lion"}}, "unknown trainer 'lion'; known: .*gsam"),
+    (("fedavg", "support2:dirichlet"), {"sites": 1}, "n_sites.*1"),
+    (("fedavg", TASK), {"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+    (("fedavg", TASK), {"values": {"min_sites": 9}}, "min_sites: expected at most the task's 4 sites, got 9"),
+]
+
+
+@pytest.mark.parametrize("positional, keywords, message", BAD)
+def test_mistakes_are_one_line(positional, keywords, message):
+    with pytest.raises(UserError, match=message) as error:
+        make_config(*positional, **keywords)
+    assert "\n" not in str(error.value)
+
+
+def test_other_formats_are_refused():
+    with pytest.raises(UserError, match="expected format 1, got 9"):
+        RunConfig.from_json({**make_config("fedavg", TASK).to_json(), "format": 9})
+    content = make_config("fedavg", TASK).to_json()
+    del content["seed"]
+    with pytest.raises(UserError, match="'seed'"):
+        RunConfig.from_json(content)
+
+
+def test_keys_belong_to_one_meaning():
+    """A key that several parts share is the same parameter: same default type, set once for all of them."""
+    from fairflare.clinic import tasks
+    from fairflare.contracts import Training
+
+    owners = {}
+    groups = {
+        "rule": [m.rule for m in registry.methods().values()],
+        "site": [*registry.trainers().values(), *registry.probes().values()],
+        "training": [Training],
+        "task": list(tasks.TASKS.values()),
+    }
+    for group, classes in groups.items():
+        for cls in classes:
+            for key in registry.parameters(cls):
+                owners.setdefault(key, set()).add(group)
+    shared = {key: found for key, found in owners.items() if len(found) > 1}
+    assert not shared, f"keys with two meanings: {shared}"
