@@ -49,9 +49,7 @@ def accuracy(outputs, targets):
 def make_sites(count=3, network=None, trainer=None, probes=(Sharpness(),)):
     network = network or small_network()
     return {
-        f"site-{k}": Site(
-            f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, accuracy, seed=5
-        )
+        f"site-{k}": Site(f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, accuracy, seed=5)
         for k in range(1, count + 1)
     }
 

@@ -4,7 +4,6 @@
 import nvflare.client as flare
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-
 from tiny_net import TinyNet
 
 SHARPNESS = {"site-1": 0.01, "site-2": 0.03}

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from faulty_trainer import SECRET
 
 from fairflare.assembly import build_parts
 from fairflare.clinic import tasks
 from fairflare.config import make_config
 from fairflare.federation.audit import model_hash, verify
-from faulty_trainer import SECRET
 
 pytestmark = pytest.mark.flare
 HERE = Path(__file__).parent

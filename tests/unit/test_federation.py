@@ -111,7 +111,7 @@ def test_a_kill_between_log_and_checkpoint_repeats_that_round(tmp_path, monkeypa
 
     def fail_third(path, checkpoint):
         calls.append(checkpoint.round)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise Dies
         save(path, checkpoint)
 

@@ -142,9 +142,7 @@ def _signed_distance(inside: np.ndarray) -> np.ndarray:
     """Per slice of (X, Y, S): pixels to the edge, positive inside."""
     from scipy.ndimage import distance_transform_edt
 
-    return np.stack(
-        [distance_transform_edt(s) - distance_transform_edt(~s) for s in np.moveaxis(inside, 2, 0)], axis=2
-    )
+    return np.stack([distance_transform_edt(s) - distance_transform_edt(~s) for s in np.moveaxis(inside, 2, 0)], axis=2)
 
 
 def _ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:

@@ -33,6 +33,11 @@ class AuditLog:
             entries = verify(path)
             self._seq, self._head = len(entries), entries[-1]["hash"] if entries else GENESIS
 
+    @property
+    def entries(self) -> int:
+        """Number of entries in the file."""
+        return self._seq
+
     def append(self, event: str, **content: Any) -> dict[str, Any]:
         """Write one entry durably and return it, with its ``seq``, ``time``, ``prev`` and ``hash``."""
         entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}
@@ -76,12 +81,12 @@ def entry_hash(entry: dict[str, Any]) -> str:
 
 
 def model_hash(model: StateDict) -> str:
-    """SHA-256 over names, types, shapes and bytes in name order: equal exactly when the models are bit for bit equal."""
+    """SHA-256 over names, types, shapes and bytes in name order: equal exactly for bit-identical models."""
     digest = hashlib.sha256()
     for key in sorted(model):
         tensor = model[key].detach().cpu().contiguous()
         digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from fairflare.contracts import Reply, Round, StateDict
 from fairflare.errors import RunFailed
 from fairflare.federation.audit import AuditLog, model_hash
@@ -31,7 +33,7 @@ class Observer(Protocol):
 
 @dataclass
 class Federation:
-    """Runs rounds until the last one and leaves model, checkpoint and audit log in ``folder``.
+    """Runs rounds until the last one and leaves checkpoint, audit log and, at the end, the model in ``folder``.
 
     Attributes:
         rule: turns accepted replies into the next model.
@@ -66,22 +68,32 @@ class Federation:
                 standing = self._round(standing, Round(number, self.rounds))
             self._evaluate(standing.model)
         except RunFailed as failure:
-            self._log("finish", status="failed", reason=str(failure), model_sha256=model_hash(standing.model))
+            self._close(standing, "failed", str(failure))
             raise
-        self._log("finish", status="completed", reason="", model_sha256=model_hash(standing.model))
+        self._close(standing, "completed", "")
         return standing.model
 
     def _open(self, initial: StateDict) -> Checkpoint:
         path = self.folder / CHECKPOINT
         if path.exists():
             standing = load_checkpoint(path)
-            self._log("resume", from_round=standing.round, model_sha256=model_hash(standing.model))
+            self._sha256 = model_hash(standing.model)
+            (self.folder / MODEL).unlink(missing_ok=True)
+            self._log("resume", from_round=standing.round, model_sha256=self._sha256)
             return standing
-        standing = Checkpoint(round=0, model=initial)
+        self._sha256 = model_hash(initial)
+        if self._audit.entries:
+            # Killed in the first round: the log has begun, and no checkpoint had been written.
+            self._log("resume", from_round=0, model_sha256=self._sha256)
+            return Checkpoint(round=0, model=initial)
         sites = self.transport.sites()
-        self._log("start", **self.header, rounds=self.rounds, sites=sites, model_sha256=model_hash(initial))
-        self._keep(standing)
-        return standing
+        self._log("start", **self.header, rounds=self.rounds, sites=sites, model_sha256=self._sha256)
+        return Checkpoint(round=0, model=initial)
+
+    def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
+        """Leave the last good model as a plain file and say how the run ended."""
+        save_model(self.folder / MODEL, standing.model)
+        self._log("finish", status=status, reason=reason, model_sha256=self._sha256)
 
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
@@ -98,9 +110,11 @@ class Federation:
         outcome = self.rule.combine(standing.model, replies, standing.state, round)
         declared = {r.site: r.n_examples for r in replies} | dict(standing.declared)
         after = Checkpoint(round.number, outcome.model, outcome.state, declared)
+        self._sha256 = model_hash(outcome.model)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
-        self._log("round", **_round_entry(round, replies, rejections, outcome, answers, seconds))
-        self._keep(after)
+        entry = _round_entry(round, replies, rejections, outcome, answers, seconds)
+        self._log("round", **entry, model_sha256=self._sha256)
+        save_checkpoint(self.folder / CHECKPOINT, after)
         return after
 
     def _evaluate(self, model: StateDict) -> None:
@@ -108,16 +122,23 @@ class Federation:
         last = Round(self.rounds, self.rounds)
         answers = self.transport.exchange({s: Instruction("evaluate", last, model) for s in self.transport.sites()})
         sites = {a.site: _split_metrics(a) for a in sorted(answers, key=lambda a: a.site)}
-        self._log("evaluation", sites=sites, model_sha256=model_hash(model))
-
-    def _keep(self, standing: Checkpoint) -> None:
-        save_checkpoint(self.folder / CHECKPOINT, standing)
-        save_model(self.folder / MODEL, standing.model)
+        self._log("evaluation", sites=sites, model_sha256=self._sha256)
 
     def _log(self, event: str, **content: Any) -> None:
         entry = self._audit.append(event, **content)
         for observer in self.observers:
             observer.saw(entry)
+
+
+def load_model(folder: Path) -> StateDict:
+    """The model of a run's folder: ``model.pt`` of a run that ended, else the one of its last finished round.
+
+    Raises:
+        FileNotFoundError: no round was finished.
+    """
+    if (folder / MODEL).is_file():
+        return torch.load(folder / MODEL, map_location="cpu", weights_only=True)
+    return dict(load_checkpoint(folder / CHECKPOINT).model)
 
 
 def _round_entry(
@@ -139,7 +160,6 @@ def _round_entry(
         "rejected": {r.site: {"code": r.code, "detail": r.detail} for r in rejections},
         "weights": dict(outcome.weights),
         "notes": dict(outcome.notes),
-        "model_sha256": model_hash(outcome.model),
         "seconds": dict(seconds),
         "site_seconds": site_seconds,
     }

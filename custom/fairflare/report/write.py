@@ -14,7 +14,7 @@ from fairflare.clinic.base import Task
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.federation import audit
-from fairflare.federation.loop import AUDIT, MODEL
+from fairflare.federation.loop import AUDIT, MODEL, load_model
 from fairflare.federation.site import EVALUATION_BATCH, predict
 from fairflare.federation.state import save_json, save_text
 from fairflare.report.page import render_run
@@ -32,15 +32,14 @@ def write_report(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds no run, or its audit chain is broken.
     """
-    for name in (CONFIG, AUDIT, MODEL):
+    for name in (CONFIG, AUDIT):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: expected the folder of a run, found no {name}")
     described = json.loads((folder / CONFIG).read_text())
     entries = audit.verify(folder / AUDIT)
     config = RunConfig.from_json(described)
     parts = build_parts(config)
-    model = torch.load(folder / MODEL, weights_only=True)
-    _same_model(folder, entries, model)
+    model = _logged_model(folder, entries)
     scores = score_test_sets(parts.task, parts.network, model)
     summary = summarise(described, entries, facts(parts.task), scores)
     save_json(folder / REPORT, summary)
@@ -83,12 +82,17 @@ def verify_run(folder: Path) -> list[dict[str, Any]]:
     if not (folder / AUDIT).is_file():
         raise UserError(f"{folder}: expected the folder of a run, found no {AUDIT}")
     entries = audit.verify(folder / AUDIT)
-    if (folder / MODEL).is_file():
-        _same_model(folder, entries, torch.load(folder / MODEL, weights_only=True))
+    _logged_model(folder, entries)
     return entries
 
 
-def _same_model(folder: Path, entries: list[dict[str, Any]], model: dict[str, torch.Tensor]) -> None:
-    logged = next((e["model_sha256"] for e in reversed(entries) if "model_sha256" in e), None)
-    if logged != audit.model_hash(model):
+def _logged_model(folder: Path, entries: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The folder's model, which must be one that the log holds: the last one, but for a round cut short before saving."""
+    try:
+        model = load_model(folder)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no round was finished, so there is no model") from None
+    logged = [e["model_sha256"] for e in entries if "model_sha256" in e]
+    if audit.model_hash(model) not in (logged[-1:] if (folder / MODEL).is_file() else logged[-2:]):
         raise UserError(f"{folder / MODEL}: is not the model that {AUDIT} ends with")
+    return model

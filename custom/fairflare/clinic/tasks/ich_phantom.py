@@ -99,7 +99,9 @@ class IchPhantom(Task):
 
     def __post_init__(self) -> None:
         expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
-        expect("corrupted", 0 <= self.corrupted < self.n_sites, f"0..{self.n_sites - 1} (below n_sites)", self.corrupted)
+        expect(
+            "corrupted", 0 <= self.corrupted < self.n_sites, f"0..{self.n_sites - 1} (below n_sites)", self.corrupted
+        )
         expect("corruption", self.corruption in ("noise", "motion"), "one of noise, motion", self.corruption)
         expect("severity", self.severity in range(1, 6), "1..5", self.severity)
         expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
@@ -113,7 +115,7 @@ class IchPhantom(Task):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        """"clean", or the corruption and its severity for the last sites."""
+        """ "clean", or the corruption and its severity for the last sites."""
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}

@@ -26,14 +26,37 @@ from fairflare.contracts import Training
 from fairflare.seeds import derive
 
 NUMBERS = tuple(
-    "age num.co edu scoma meanbp wblc hrt resp temp pafi alb bili crea sod ph glucose bun urine adlp adls".split()
+    [
+        "age",
+        "num.co",
+        "edu",
+        "scoma",
+        "meanbp",
+        "wblc",
+        "hrt",
+        "resp",
+        "temp",
+        "pafi",
+        "alb",
+        "bili",
+        "crea",
+        "sod",
+        "ph",
+        "glucose",
+        "bun",
+        "urine",
+        "adlp",
+        "adls",
+    ]
 )
 """Columns used as numbers; a missing value becomes the median of the site's training patients."""
 CATEGORIES: dict[str, tuple[str, ...]] = {
     "sex": ("female", "male"),
     "race": ("asian", "black", "hispanic", "other", "white"),
     "income": ("under $11k", "$11-$25k", "$25-$50k", ">$50k"),
-    "dzgroup": tuple("ARF/MOSF w/Sepsis|CHF|COPD|Cirrhosis|Colon Cancer|Coma|Lung Cancer|MOSF w/Malig".split("|")),
+    "dzgroup": tuple(
+        ["ARF/MOSF w/Sepsis", "CHF", "COPD", "Cirrhosis", "Colon Cancer", "Coma", "Lung Cancer", "MOSF w/Malig"]
+    ),
     "ca": ("no", "yes", "metastatic"),
     "diabetes": ("0", "1"),
     "dementia": ("0", "1"),
@@ -77,9 +100,7 @@ class Support2(Task):
     attributes = ("race", "sex")
     presets = {
         "default": Preset("four natural sites, one per disease class; seconds on a laptop", {}, TRAINING),
-        "dirichlet": Preset(
-            "eight sites with skewed death rates", {"sites_by": "dirichlet", "n_sites": 8}, TRAINING
-        ),
+        "dirichlet": Preset("eight sites with skewed death rates", {"sites_by": "dirichlet", "n_sites": 8}, TRAINING),
     }
 
     label: Literal["hospital_death", "death"] = "hospital_death"

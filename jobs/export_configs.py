@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes app_configs/<job>/ from jobs/<job>/job.py; `--check` compares instead and exits 1 on a difference."""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ("meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json")
+
+
+def main() -> int:
+    """Export every job; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for script in sorted((ROOT / "jobs").glob("*/job.py")):
+        name = script.parent.name
+        with tempfile.TemporaryDirectory() as scratch:
+            export(script, Path(scratch))
+            for file in FILES:
+                made, kept = Path(scratch) / name / file, ROOT / "app_configs" / name / Path(file).name
+                if check and not (kept.is_file() and filecmp.cmp(made, kept, shallow=False)):
+                    stale.append(str(kept.relative_to(ROOT)))
+                elif not check:
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(made, kept)
+    for name in stale:
+        print(f"{name}: not what its job exports; run `make jobs`")
+    return 1 if stale else 0
+
+
+def export(script: Path, folder: Path) -> None:
+    """Export one job into ``folder``; raises CalledProcessError with the script's output."""
+    command = [sys.executable, str(script), "--export", "--export-dir", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
