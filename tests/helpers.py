@@ -13,6 +13,7 @@ from fairflare.probes.sharpness import Sharpness
 from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import GSAM
 
+PROBES = (Sharpness(),)
 TRAINING = Training(rounds=3, epochs=1, batch_size=8, lr=0.05, optimizer="sgd")
 
 
@@ -46,7 +47,7 @@ def accuracy(outputs, targets):
     return {"accuracy": float((outputs.argmax(1) == targets).float().mean())}
 
 
-def make_sites(count=3, network=None, trainer=None, probes=(Sharpness(),)):
+def make_sites(count=3, network=None, trainer=None, probes=PROBES):
     network = network or small_network()
     return {
         f"site-{k}": Site(f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, accuracy, seed=5)

@@ -75,7 +75,7 @@ def make_config(
     seed: int = 0,
     values: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Put defaults, the preset, the method's settings and the user's values together, later ones winning.
+    """Put defaults, the preset's training, the method's settings, the preset's and the user's together; later ones win.
 
     Args:
         method: id, e.g. "fedism-plus".
@@ -105,7 +105,7 @@ def make_config(
     if unknown:
         raise UserError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(known | set(RUN_KEYS)))}")
 
-    chosen = dict(entry.settings)
+    chosen = dict(entry.settings) | task_class.presets[preset].settings
     if values.get("variant") == "reference":
         chosen |= entry.reference
     settings = _settings(parts, chosen | values)

@@ -64,7 +64,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Cost:
-    """Forward and backward passes over a site's training data (per local epoch for a trainer, per round for a probe)."""
+    """Forward and backward passes over a site's training data (a trainer's per epoch, a probe's per round)."""
 
     forward: int = 0
     backward: int = 0

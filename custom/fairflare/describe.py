@@ -69,4 +69,5 @@ def _preset_row(name: str, preset: str, cls: type) -> dict[str, Any]:
         "sites": built.sites(),
         "options": dataclasses.asdict(built),
         "training": dataclasses.asdict(cls.presets[preset].training),
+        "settings": dict(cls.presets[preset].settings),
     }

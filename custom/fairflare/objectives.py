@@ -18,7 +18,7 @@ class Objective(Protocol):
 
 
 def local_objective(class_counts: Tensor, tau: float) -> Objective:
-    """Cross-entropy of z + tau log(n_c / n), the logit adjustment of Menon et al. (ICLR 2021, arXiv:2007.07314, Eq. 10).
+    """Cross-entropy of z + tau log(n_c / n), logit adjustment (Menon et al., ICLR 2021, arXiv:2007.07314, Eq. 10).
 
     Args:
         class_counts: (C,) the site's own training examples per class. An absent class gets a logit of -inf, which is

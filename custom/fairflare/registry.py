@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one list of methods, rules, trainers and probes: the command line, the contract tests and the docs read it.
 
-A file in ``rules/``, ``trainers/`` or ``probes/`` registers what it defines with a decorator and is found by being there.
-Files from outside the package are found through ``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``).
+A file in ``rules/``, ``trainers/`` or ``probes/`` registers what it defines with a decorator and is found by being
+there. Files from outside the package are found through ``FAIRFLARE_PLUGINS``: paths of ``.py`` files, separated as in
+``PATH``.
 """
 
 from __future__ import annotations

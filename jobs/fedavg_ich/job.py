@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE recipe: `python job.py` runs in the simulator, `python job.py --export --export-dir D` writes the job folder."""
+"""FLARE recipe: `python job.py` runs in the simulator, `--export --export-dir D` writes the job folder."""
 
 import argparse
 
 from nvflare.recipe import SimEnv
 
 from fairflare.config import make_config
-from fairflare.flare.recipe import FairRecipe  # first: FLARE takes --export from the command line when it is imported
+from fairflare.flare.recipe import FairRecipe
 
 
 def main() -> None:

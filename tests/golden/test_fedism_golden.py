@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedISM weights, the rho schedule, the sharpness probe, GSAM/SAM steps and logit adjustment against reference numbers."""
+"""FedISM weights, rho schedule, sharpness probe, GSAM and SAM steps, logit adjustment against reference numbers."""
 
 import json
 import re

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,11 +16,20 @@ from fairflare.contracts import Batch, SiteData, Training
 
 @dataclass(frozen=True)
 class Preset:
-    """A named size of a task: its options, its training settings and one line that says what it is for."""
+    """A named size of a task.
+
+    Attributes:
+        summary: one line that says what it is for.
+        options: task options that differ from the task's defaults.
+        training: local training settings.
+        settings: method parameters that depend on the preset's network rather than on the method, e.g. the radius of a
+            weight perturbation, which is in units of the weights; they replace a method's default where it has them.
+    """
 
     summary: str
     options: Mapping[str, object]
     training: Training
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

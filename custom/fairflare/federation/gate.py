@@ -144,7 +144,7 @@ def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def checked_metrics(metrics: Any) -> dict[str, float]:
-    """The finite numbers with short names among ``metrics``; metrics inform people, so a bad one is dropped, no more."""
+    """The finite numbers with short names among ``metrics``; they inform people, so a bad one is just dropped."""
     if not isinstance(metrics, Mapping):
         return {}
     kept = {str(k): float(v) for k, v in metrics.items() if len(str(k)) <= LONGEST_NAME and is_number(v)}

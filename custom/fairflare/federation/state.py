@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives a restart: after every round one file holds the model, the rule's state and where the federation stands."""
+"""What survives a restart: after every round one file holds the model, the rule's state and the round."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Aborted(Exception):
 
 
 class FairExecutor(Executor):
-    """Trains, measures and evaluates; data and network are built at the first task and stay alive until the job ends."""
+    """Trains, measures and evaluates; data and network are built at the first task and stay until the job ends."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """

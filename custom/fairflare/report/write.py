@@ -87,7 +87,7 @@ def verify_run(folder: Path) -> list[dict[str, Any]]:
 
 
 def _logged_model(folder: Path, entries: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """The folder's model, which must be one that the log holds: the last one, but for a round cut short before saving."""
+    """The folder's model, which must be the one that the log ends with (or, cut short while saving, the one before)."""
     try:
         model = load_model(folder)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ class Rule(ABC):
 
 
 def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:
-    """``model`` plus the weighted sum of the updates, in the order of the replies; integer buffers are kept as they are.
+    """``model`` plus the weighted sum of the updates, in the order of the replies; integer buffers are kept.
 
     Sums run in float32 or the entry's own wider type, one entry at a time, so that the extra memory is one model.
     """

@@ -105,7 +105,7 @@ def gsam_step(
 
 @torch.no_grad()
 def _subtract_gap(first: Sequence[Tensor], norm: float, second: Sequence[Tensor], alpha: float) -> None:
-    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place, with cos = g.g' / (||g|| ||g'|| + 1e-12)."""
+    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place."""
     second_norm = global_norm(second)
     inner = float(sum(torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(first, second)))
     cosine = inner / (norm * second_norm + TINY)
