@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -23,6 +24,16 @@ from fairflare.report.log import line
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+LABELS = {
+    "mean": "mean over sites",
+    "worst": "worst site",
+    "std": "standard deviation over sites",
+    "gap": "gap best to worst",
+    "clean": "shared test sets, clean",
+    "corrupted": "shared test sets, corrupted",
+    "worst vs first": "worst site, beside the first method",
+    "wins": "seeds with a better worst site",
+}
 
 
 def say(text: str) -> None:
@@ -113,22 +124,30 @@ def methods(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         made_of = f"trainer {row['trainer']}, probes {', '.join(row['probes']) or 'none'}, rule {row['rule']}"
         parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
-        out.print(f"[bold]{row['id']}[/bold]  {escape(row['title'])}; {escape(row['paper'])}; {row['cost']:g} x FedAvg")
-        out.print(f"    {escape(row['summary'])}\n    {escape(made_of)}\n    {escape(parameters)}", soft_wrap=False)
+        _entry(row["id"], f"{row['title']} ({row['paper']}), {row['cost']:g} x FedAvg")
+        _indented(row["summary"], made_of, parameters)
 
 
 def tasks(rows: Sequence[Mapping[str, Any]]) -> None:
     """The table of ``fairflare tasks``."""
     for row in rows:
-        out.print(f"[bold]{row['name']}[/bold]  {escape(row['title'])}")
-        out.print(f"    real:      {escape(row['real'])}\n    simulated: {escape(row['simulated'])}")
-        out.print(f"    metrics:   {', '.join(row['metrics'])}; fairness in {row['headline']}")
+        _entry(row["name"], row["title"])
+        _indented(f"real: {row['real']}", f"simulated: {row['simulated']}")
+        _indented(f"metrics: {', '.join(row['metrics'])}; fairness in {row['headline']}")
         if row["attributes"]:
-            out.print(f"    sensitive: {', '.join(row['attributes'])}")
+            _indented(f"sensitive attributes: {', '.join(row['attributes'])}")
         for preset in row["presets"]:
             rounds = preset["training"]["rounds"]
-            about = f"{len(preset['sites'])} sites, {rounds} rounds; {preset['summary']}"
-            out.print(f"    [bold]:{preset['preset']}[/bold]  {escape(about)}")
+            _indented(f":{preset['preset']}  {len(preset['sites'])} sites, {rounds} rounds; {preset['summary']}")
+
+
+def _entry(name: str, text: str) -> None:
+    out.print(f"[bold]{escape(name)}[/bold]  {escape(text)}")
+
+
+def _indented(*texts: str) -> None:
+    for text in texts:
+        out.print(Padding(escape(text), (0, 0, 0, 4)))
 
 
 def run_result(summary: Mapping[str, Any], folder: Path) -> None:
@@ -153,13 +172,15 @@ def run_result(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def comparison(found: Mapping[str, Any], folder: Path) -> None:
-    """The table of ``fairflare compare``, and where the reports are."""
+    """The table of ``fairflare compare``, a column per method, and where the reports are."""
     rows = table(found)
     shown = Table(title=f"{found['headline']}, {len(found['seeds'])} seed(s)")
-    for number, name in enumerate(rows[0]):
-        shown.add_column(name.replace("_", " "), justify="left" if number == 0 else "right")
+    shown.add_column("")
     for row in rows:
-        shown.add_row(*(escape(str(value)) for value in row.values()))
+        shown.add_column(escape(row["method"]), justify="right")
+    for name in rows[0]:
+        if name not in ("method", "seeds"):
+            shown.add_row(LABELS.get(name, name), *(escape(str(row.get(name, ""))) for row in rows))
     out.print(shown)
     for text in found["notes"]:
         note(text)

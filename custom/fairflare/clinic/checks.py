@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from collections.abc import Mapping
 
 from fairflare.errors import UserError
@@ -12,6 +14,15 @@ def expect(key: str, holds: bool, expected: str, got: object) -> None:
     """Raise UserError "key: expected ..., got ..." unless ``holds``."""
     if not holds:
         raise UserError(f"{key}: expected {expected}, got {got!r}")
+
+
+def expect_choices(options: object) -> None:
+    """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
+    hints = typing.get_type_hints(type(options))
+    for field in dataclasses.fields(options):
+        if typing.get_origin(hints[field.name]) is typing.Literal:
+            choices, value = typing.get_args(hints[field.name]), getattr(options, field.name)
+            expect(field.name, value in choices, f"one of {', '.join(choices)}", value)
 
 
 def site_index(site: str, sites: Mapping[str, object]) -> int:
