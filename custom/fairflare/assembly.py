@@ -50,11 +50,18 @@ class Parts:
         return {key: value.detach().clone() for key, value in self.network.state_dict().items()}
 
 
-def build_parts(config: RunConfig) -> Parts:
-    """Task, rule, the probes that the rule wants, and the network initialised from the run's seed."""
+def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
+    """Task, rule, the probes that the rule wants, and the network.
+
+    Args:
+        config: the run.
+        at_site: True where the network only ever holds received models: pretrained weights, which are a file of the
+            server's machine, are not looked for.
+    """
     torch.set_num_threads(config.threads)
     method = registry.get_method(config.method)
-    task = tasks.load(config.task, config.preset, **config.options)
+    options = without_weights(config.options) if at_site else config.options
+    task = tasks.load(config.task, config.preset, **options)
     rule = part(method.rule, config.settings)
     probes = tuple(part(registry.get_probe(id), config.settings) for id in method.probes)
     seed_everything(derive(config.seed, "initial model"))
@@ -109,6 +116,11 @@ def build_site(
         device=device or default_device(),
         stop_if_aborted=stop_if_aborted,
     )
+
+
+def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Task options without the path of a file on the server's machine."""
+    return {key: None if key == "pretrained_weights" else value for key, value in options.items()}
 
 
 def site_names(config: RunConfig) -> list[str]:

@@ -26,6 +26,9 @@ task_option = click.option(
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
 set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+weights_option = click.option(
+    "--pretrained-weights", metavar="PATH", help="A state dict to start from, e.g. ImageNet's for a ResNet-18."
+)
 env_option = click.option(
     "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
 )
@@ -65,6 +68,7 @@ def list_tasks(as_json: bool) -> None:
 @sites_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
 @set_option
+@weights_option
 @env_option
 @threads_option
 @out_option
@@ -77,6 +81,7 @@ def run(
     sites: int | None,
     seed: int,
     pairs: tuple[str, ...],
+    pretrained_weights: str | None,
     env: str,
     sim_threads: int | None,
     out: Path | None,
@@ -88,7 +93,9 @@ def run(
     from fairflare.config import make_config
     from fairflare.runs import default_folder, execute
 
-    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs))
+    config = make_config(
+        method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs, pretrained_weights)
+    )
     folder = out or default_folder(config)
     summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
@@ -101,6 +108,7 @@ def run(
 @rounds_option
 @sites_option
 @set_option
+@weights_option
 @env_option
 @threads_option
 @out_option
@@ -113,6 +121,7 @@ def compare(
     rounds: int | None,
     sites: int | None,
     pairs: tuple[str, ...],
+    pretrained_weights: str | None,
     env: str,
     sim_threads: int | None,
     out: Path | None,
@@ -128,7 +137,7 @@ def compare(
     from fairflare.config import make_config
     from fairflare.runs import compare_all
 
-    shared = parse_pairs(pairs)
+    shared = parse_pairs(pairs, pretrained_weights)
     configs = []
     for label in methods:
         name, own = split_method(label)
@@ -147,6 +156,7 @@ def compare(
 @sites_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
 @set_option
+@weights_option
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
@@ -158,6 +168,7 @@ def export(
     sites: int | None,
     seed: int,
     pairs: tuple[str, ...],
+    pretrained_weights: str | None,
     out: Path,
     name: str | None,
     simulation: bool,
@@ -168,7 +179,9 @@ def export(
     from fairflare.config import make_config
     from fairflare.runs import export_job
 
-    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs))
+    config = make_config(
+        method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs, pretrained_weights)
+    )
     export_job(config, out, name=name, simulation=simulation, force=force)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
 
@@ -202,9 +215,9 @@ def verify(folder: Path, as_json: bool) -> None:
         console.say(f"verified: {len(entries)} entries, chain head {head}")
 
 
-def parse_pairs(pairs: tuple[str, ...] | list[str]) -> dict[str, Any]:
-    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
-    values: dict[str, Any] = {}
+def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
+    values: dict[str, Any] = {"pretrained_weights": pretrained_weights} if pretrained_weights else {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():

@@ -198,3 +198,29 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
     assert code == 1 and "round 2: 0 accepted sites" in err.splitlines()[-1]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["status"] == "failed" and (tmp_path / "run" / "model.pt").is_file()
+
+
+def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
+    """A ResNet-18 state dict with another head: everything but the head is taken over; sites never see the path."""
+    from fairflare.assembly import build_parts
+    from fairflare.clinic.networks import build
+    from fairflare.config import make_config
+
+    torch.manual_seed(1)
+    weights = build("resnet18", 3, 1000).state_dict()
+    path = tmp_path / "resnet18.pth"
+    torch.save(weights, path)
+    values = {"model": "resnet18", "pretrained_weights": str(path)}
+    model = build_parts(make_config("fedavg", "ich-phantom:small", values=values)).model
+    assert torch.equal(model["conv1.weight"], weights["conv1.weight"]) and model["fc.weight"].shape == (5, 512)
+    arguments = ["export", "fedavg", "--task", "ich-phantom:small", "--set", "model=resnet18"]
+    code, _, err = call(capsys, *arguments, "--pretrained-weights", path, "--out", tmp_path / "job")
+    assert code == 0, err
+    configs = tmp_path / "job" / "app" / "config"
+    assert str(path) in (configs / "config_fed_server.json").read_text()
+    assert str(path) not in (configs / "config_fed_client.json").read_text()
+    arguments[0] = "run"
+    for env in ("local", "sim"):
+        where = ["--pretrained-weights", tmp_path / "no.pth", "--out", tmp_path / "run", "--env", env]
+        code, _, err = call(capsys, *arguments, *where)
+        assert code == 2 and "no.pth" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()

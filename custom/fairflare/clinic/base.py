@@ -75,7 +75,7 @@ class Task(ABC):
 
     @abstractmethod
     def sites(self) -> dict[str, str]:
-        """Site name ("site-1", ...) -> what kind of site it is, in words for a report, e.g. "clean" or "noise, severity 3"."""
+        """Site name ("site-1", ...) -> what kind of site it is, in words for a report, e.g. "noise, severity 3"."""
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -91,7 +91,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """All of ``metrics`` plus "loss" (mean cross-entropy) from logits (N, C) and targets (N,); undefined ones are left out."""
+        """All of ``metrics`` and "loss" (mean cross-entropy) from logits (N, C) and targets (N,), where defined."""
 
 
 def standardise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -16,42 +16,22 @@ from torch import Tensor
 
 from fairflare.clinic.base import standardise
 
-NUMBERS = tuple(
-    [
-        "age",
-        "num.co",
-        "edu",
-        "scoma",
-        "meanbp",
-        "wblc",
-        "hrt",
-        "resp",
-        "temp",
-        "pafi",
-        "alb",
-        "bili",
-        "crea",
-        "sod",
-        "ph",
-        "glucose",
-        "bun",
-        "urine",
-        "adlp",
-        "adls",
-    ]
-)
+NUMBERS = (
+    "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",
+    "alb", "bili", "crea", "sod", "ph", "glucose", "bun", "urine", "adlp", "adls",
+)  # fmt: skip
 """Columns used as numbers; a missing value becomes the median of the site's training patients."""
 CATEGORIES: dict[str, tuple[str, ...]] = {
     "sex": ("female", "male"),
     "race": ("asian", "black", "hispanic", "other", "white"),
     "income": ("under $11k", "$11-$25k", "$25-$50k", ">$50k"),
-    "dzgroup": tuple(
-        ["ARF/MOSF w/Sepsis", "CHF", "COPD", "Cirrhosis", "Colon Cancer", "Coma", "Lung Cancer", "MOSF w/Malig"]
+    "dzgroup": (
+        "ARF/MOSF w/Sepsis", "CHF", "COPD", "Cirrhosis", "Colon Cancer", "Coma", "Lung Cancer", "MOSF w/Malig",
     ),
     "ca": ("no", "yes", "metastatic"),
     "diabetes": ("0", "1"),
     "dementia": ("0", "1"),
-}
+}  # fmt: skip
 """The codebook's values of the columns used one-hot; a missing or unknown value is a row of zeros."""
 N_FEATURES = len(NUMBERS) + sum(map(len, CATEGORIES.values()))
 DISEASE_CLASSES = ("ARF/MOSF", "COPD/CHF/Cirrhosis", "Cancer", "Coma")

@@ -53,7 +53,7 @@ class FairExecutor(Executor):
     def _ready(self, name: str) -> Site:
         if self._site is None:
             config = RunConfig.from_json(self.config)
-            self._site = build_site(config, build_parts(config), name)
+            self._site = build_site(config, build_parts(config, at_site=True), name)
         return self._site
 
 

@@ -13,7 +13,7 @@ from nvflare.recipe.spec import Recipe
 
 import fairflare
 from fairflare import registry
-from fairflare.assembly import site_names
+from fairflare.assembly import site_names, without_weights
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.flare.controller import FairController
@@ -85,7 +85,8 @@ def _make_job(config: RunConfig, name: str, simulation: bool, task_timeout: int)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.
     controller._always_serialize_args = ["task_timeout", "task_check_period", "env"]
     job.to_server(controller)
-    job.to_clients(FairExecutor(content), tasks=TASKS)
+    for_sites = {**content, "options": without_weights(config.options)}
+    job.to_clients(FairExecutor(for_sites), tasks=TASKS)
     if simulation:
         job.to_server({"server": {"task_request_interval": SHORT}})
         job.to_clients({"default_task_fetch_interval": SHORT})

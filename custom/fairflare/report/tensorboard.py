@@ -11,7 +11,7 @@ FOLDER = "tb_events"
 
 
 class TensorBoard:
-    """Writes ``weight/<site>``, ``<scalar or metric>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``."""
+    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

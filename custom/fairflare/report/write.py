@@ -35,16 +35,24 @@ def write_report(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, AUDIT):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: expected the folder of a run, found no {name}")
-    described = json.loads((folder / CONFIG).read_text())
+    described = _without_paths(json.loads((folder / CONFIG).read_text()))
     entries = audit.verify(folder / AUDIT)
     config = RunConfig.from_json(described)
-    parts = build_parts(config)
+    parts = build_parts(config, at_site=True)
     model = _logged_model(folder, entries)
     scores = score_test_sets(parts.task, parts.network, model)
     summary = summarise(described, entries, facts(parts.task), scores)
     save_json(folder / REPORT, summary)
     save_text(folder / PAGE, render_run(summary))
     return summary
+
+
+def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with file names in place of paths: reports are passed on."""
+    options = described.get("options") or {}
+    if options.get("pretrained_weights"):
+        described["options"] = {**options, "pretrained_weights": Path(options["pretrained_weights"]).name}
+    return described
 
 
 def score_test_sets(task: Task, network: torch.nn.Module, model: dict[str, torch.Tensor]) -> dict[str, Any]:

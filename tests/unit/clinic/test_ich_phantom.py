@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality-shift task: who holds what, in which quality, in every process the same."""
+
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.clinic.tasks import load
+from fairflare.clinic.tasks.ich_phantom import IchPhantom, plan
+from fairflare.errors import UserError
+
+needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
+TINY = dict(n_sites=4, corrupted=1, images=160, test_images=40, size=32, alpha=20.0)
+
+
+def fingerprint(task, site):
+    """SHA-256 over everything that one site holds."""
+    splits = task.site_data(site).splits
+    parts = [t.numpy().tobytes() for name in sorted(splits) for t in (splits[name].inputs, splits[name].targets)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def clean_twin(task):
+    return dataclasses.replace(task, severity=1)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return IchPhantom(**TINY)
+
+
+@pytest.fixture(scope="module")
+def data(task):
+    return {site: task.site_data(site) for site in task.sites()}
+
+
+def test_the_last_sites_are_the_corrupted_ones():
+    kinds = list(IchPhantom(n_sites=5, corrupted=2, severity=4).sites().items())
+    assert kinds == [(f"site-{k}", "clean" if k < 4 else "noise, severity 4") for k in range(1, 6)]
+    assert set(IchPhantom(corrupted=0).sites().values()) == {"clean"}
+
+
+@pytest.mark.parametrize("preset", list(IchPhantom.presets))
+def test_every_image_is_in_one_split_of_one_site(preset):
+    task = load("ich-phantom", preset)
+    rows = [r for site in task.sites() for r in task.rows(site).values()]
+    assert sorted(np.concatenate(rows)) == list(range(task.images))
+    assert min(map(len, rows)) >= 3
+
+
+@pytest.mark.parametrize("preset", list(IchPhantom.presets))
+def test_classes_are_about_as_common_as_stated(preset):
+    labels, _ = plan(load("ich-phantom", preset))
+    np.testing.assert_allclose(np.bincount(labels) / len(labels), (0.10, 0.20, 0.15, 0.20, 0.35), atol=0.03)
+
+
+@needs_nilearn
+def test_class_order(task, data):
+    assert task.classes == ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
+    labels, _ = plan(task)
+    rows = task.rows("site-2")
+    for split in ("train", "val", "test"):
+        assert data["site-2"].splits[split].targets.tolist() == labels[rows[split]].tolist()
+        assert data["site-2"].size(split) == len(rows[split])
+
+
+@needs_nilearn
+def test_the_same_in_another_construction_and_another_process(task):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_ich_phantom import *;"
+        "import random; random.seed(5); np.random.seed(5); torch.manual_seed(5);"
+        "print(fingerprint(IchPhantom(**TINY), 'site-4'))"
+    )
+    folder = __file__.rpartition("/")[0]
+    run = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == fingerprint(task, "site-4") == fingerprint(IchPhantom(**TINY), "site-4")
+
+
+@needs_nilearn
+def test_a_site_does_not_depend_on_which_was_built_before(task, data):
+    assert fingerprint(IchPhantom(**TINY), "site-1") == fingerprint(task, "site-1")
+    assert torch.equal(data["site-1"].splits["val"].inputs, task.site_data("site-1").splits["val"].inputs)
+
+
+@needs_nilearn
+def test_another_data_seed_gives_other_images(task):
+    assert fingerprint(task, "site-1") != fingerprint(dataclasses.replace(task, data_seed=7), "site-1")
+
+
+@needs_nilearn
+def test_only_the_corrupted_sites_are_noisy_in_every_split(data):
+    def air(site, split):
+        """Mean grey value of the image corners, where there is only air."""
+        return data[site].splits[split].inputs[..., :3, :3].float().mean()
+
+    for split in ("train", "val", "test"):
+        assert all(air(f"site-{k}", split) < 5 for k in (1, 2, 3))
+        assert air("site-4", split) > 12  # the mean of clipped noise is .4 sigma
+
+
+@needs_nilearn
+def test_noise_has_the_severity_and_is_frozen(task, data):
+    clean = dataclasses.replace(task, corruption="noise", severity=1)
+    rows = task.rows("site-4")["train"]
+    labels = plan(task)[0][rows]
+    before = np.stack([task._image("site", i, c) for i, c in zip(rows, labels)]) / 255.0
+    after = data["site-4"].splits["train"].inputs.squeeze(1).numpy() / 255.0
+    inside = (before > 0.4) & (before < 0.6)
+    assert (after - before)[inside].std() == pytest.approx(0.18, rel=0.1)
+    assert clean.rows("site-4")["train"].tolist() == rows.tolist()
+    one, two = (torch.cat([x for x, _ in data["site-4"].fixed("train", 16)]) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+@needs_nilearn
+def test_motion_blur_instead_of_noise(task):
+    blurred = dataclasses.replace(task, corruption="motion")
+    sharp, soft = (t.site_data("site-4").splits["val"].inputs.float() for t in (task, blurred))
+    assert blurred.sites()["site-4"] == "motion, severity 3"
+    assert soft.diff(dim=-1).abs().mean() < 0.7 * sharp.diff(dim=-1).abs().mean()
+    assert [s.name for s in dataclasses.replace(blurred, test_images=20).test_sets()][1:3] == ["motion 1", "motion 2"]
+
+
+@needs_nilearn
+def test_shared_test_sets(task, data):
+    sets = task.test_sets()
+    assert [(s.name, s.corrupted) for s in sets] == [("clean", False)] + [(f"noise {k}", True) for k in range(1, 6)]
+    assert all(torch.equal(s.targets, sets[0].targets) for s in sets)
+    assert sets[0].inputs.shape == (40, 1, 32, 32) and sets[0].inputs.dtype == torch.float32
+    spread = [(s.inputs - sets[0].inputs).std().item() for s in sets]
+    assert spread == sorted(spread) and spread[0] == 0 and spread[1] > 0.1
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(sets, IchPhantom(**TINY).test_sets()))
+
+
+@needs_nilearn
+def test_test_patients_are_at_no_site(task, data):
+    held = {image.numpy().tobytes() for site in data.values() for s in site.splits.values() for image in s.inputs}
+    tested = {task._image("test", i, c).tobytes() for i in range(10) for c in range(5)}
+    assert len(held) == task.images and not held & tested
+
+
+@needs_nilearn
+def test_the_network_takes_what_the_site_gives(task, data):
+    for model in ("small-cnn", "resnet18"):
+        other = dataclasses.replace(task, model=model)
+        inputs, targets = next(other.site_data("site-1").training(4, 0))
+        assert other.network()(inputs).shape == (4, 5) and inputs.shape[1] == (1 if model == "small-cnn" else 3)
+
+
+def test_evaluation_reports_its_metrics(task):
+    values = task.evaluate(torch.randn(50, 5), torch.arange(50) % 5)
+    assert set(values) == {*task.metrics, "loss"} and task.headline in task.metrics
+
+
+BAD = [
+    ({"n_sites": 1}, "n_sites: expected 2..100, got 1"),
+    ({"corrupted": 8}, "corrupted: expected 0..7 .*got 8"),
+    ({"corrupted": -1}, "corrupted: expected 0..7"),
+    ({"severity": 6}, "severity: expected 1..5, got 6"),
+    ({"alpha": 0}, "alpha: expected a number above 0, got 0"),
+    ({"alpha": float("nan")}, "alpha: expected a number above 0, got nan"),
+    ({"images": 100}, "images: expected at least 192 for 8 sites, got 100"),
+    ({"size": 16}, "size: expected 32..512, got 16"),
+    ({"corruption": "fog"}, "corruption: expected one of noise, motion, got 'fog'"),
+    ({"model": "vgg"}, "model: expected one of small-cnn, .*resnet18, got 'vgg'"),
+    ({"pretrained_weights": "w.pth"}, "pretrained_weights: expected none unless model=resnet18"),
+    ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
+        IchPhantom(**options)
+
+
+def test_unknown_site(task):
+    with pytest.raises(UserError, match="site: expected one of site-1, .*site-4, got 'site-9'"):
+        task.rows("site-9")

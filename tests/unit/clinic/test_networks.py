@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks by name, and what a wrong weights file is told."""
+
+import pytest
+import torch
+
+from fairflare.clinic import networks
+from fairflare.errors import UserError
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "small-cnn-bn"])
+def test_small_cnn(name):
+    network = networks.build(name, 1, 5)
+    assert network(torch.zeros(2, 1, 48, 48)).shape == (2, 5)
+    assert 50_000 < sum(p.numel() for p in network.parameters()) < 200_000
+    kinds = {type(m).__name__ for m in network.modules()}
+    assert ("BatchNorm2d" in kinds) == (name == "small-cnn-bn")
+
+
+def test_mlp_and_linear():
+    assert networks.build("mlp", 7, 2)(torch.zeros(3, 7)).shape == (3, 2)
+    assert sum(p.numel() for p in networks.build("linear", 7, 2).parameters()) == 7 * 2 + 2
+
+
+def test_the_callers_seed_decides_the_weights():
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(networks.build("small-cnn", 1, 5).state_dict()["head.weight"])
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+def test_unknown_name():
+    with pytest.raises(UserError, match="network: expected one of small-cnn, .*linear, got 'vgg'"):
+        networks.build("vgg", 1, 5)
+
+
+def test_resnet18_has_the_layout_of_torchvision():
+    state = networks.resnet18(3, 1000).state_dict()
+    assert len(state) == 122
+    assert state["conv1.weight"].shape == (64, 3, 7, 7) and "layer2.0.downsample.0.bias" not in state
+    assert sum(t.numel() for t in networks.resnet18(3, 1000).parameters()) == 11_689_512
+
+
+def test_pretrained_weights_but_for_the_last_layer(tmp_path):
+    donor = networks.resnet18(3, 7).state_dict()
+    torch.save(donor, tmp_path / "donor.pth")
+    taker = networks.resnet18(3, 5, str(tmp_path / "donor.pth")).state_dict()
+    assert torch.equal(taker["layer4.1.conv2.weight"], donor["layer4.1.conv2.weight"])
+    assert taker["fc.weight"].shape[0] == 5
+    same = networks.resnet18(3, 7, str(tmp_path / "donor.pth")).state_dict()
+    assert torch.equal(same["fc.weight"], donor["fc.weight"])
+
+
+def changed(state, drop=None, **more):
+    return {k: v for k, v in state.items() if k != drop} | more
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda s: changed(s, drop="conv1.weight"), "lacks conv1.weight"),
+        (lambda s: changed(s, extra=torch.zeros(1)), "has the unknown extra"),
+        (lambda s: changed(s, **{"bn1.weight": torch.zeros(3)}), "has another shape of bn1.weight"),
+        (lambda s: [1, 2], "is not a state dict"),
+    ],
+)
+def test_weights_that_do_not_fit(tmp_path, change, message):
+    path = tmp_path / "secret-ward" / "w.pth"
+    path.parent.mkdir()
+    torch.save(change(networks.resnet18(3, 5).state_dict()), path)
+    with pytest.raises(UserError, match=f"pretrained_weights: w.pth .*{message}") as caught:
+        networks.resnet18(3, 5, str(path))
+    assert "secret-ward" not in str(caught.value)
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    with pytest.raises(UserError, match="no such file: none.pth"):
+        networks.resnet18(3, 5, str(tmp_path / "none.pth"))
+    (tmp_path / "text.pth").write_text("hello")
+    with pytest.raises(UserError, match="text.pth is not a state dict"):
+        networks.resnet18(3, 5, str(tmp_path / "text.pth"))

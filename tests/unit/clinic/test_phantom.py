@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bleeds are where anatomy puts them, and an image is a function of its seed."""
+
+from importlib import metadata
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from fairflare.clinic import anatomy, phantom
+from fairflare.errors import UserError
+
+needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
+N = 30
+
+
+def bleeds(name, seeds=range(N)):
+    """Per seed: the head and the pixels that are mostly blood."""
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        head = anatomy.patient(96, rng)
+        ventricle = head.ventricle + rng.uniform(0, 2.5)
+        blood, _ = phantom.BLEEDS[phantom.CLASSES.index(name)](head, ventricle, rng)
+        yield head, ventricle, blood > 0.5
+
+
+def area(mask):
+    return mask.sum() * (anatomy.FIELD_OF_VIEW / mask.shape[0]) ** 2
+
+
+@needs_nilearn
+@pytest.mark.parametrize("name", ["epidural", "subdural"])
+def test_blood_under_the_skull_stays_there(name):
+    for head, _, blood in bleeds(name):
+        assert blood.any() and head.depth[blood].min() > -phantom.GAP - 2
+        assert head.depth[blood].max() < (24 if name == "epidural" else 12)
+        assert (np.abs(head.x[blood]) > 0).all() and len(set(np.sign(head.x[blood]))) == 1  # on one side
+
+
+@needs_nilearn
+def test_epidurals_are_thicker_and_shorter_than_subdurals():
+    def shape(name):
+        spans, depths = [], []
+        for head, _, blood in bleeds(name):
+            spans.append(np.ptp(head.y[blood]))
+            depths.append(head.depth[blood].max())
+        return np.median(spans), np.median(depths)
+
+    (short, thick), (long, thin) = shape("epidural"), shape("subdural")
+    assert short < 0.7 * long and thick > 1.3 * thin
+
+
+@needs_nilearn
+def test_parenchymal_blood_is_in_the_brain():
+    for head, _, blood in bleeds("intraparenchymal"):
+        assert area(blood) > 80 and head.depth[blood].min() > 0
+        assert (head.white + head.grey)[blood].mean() > 0.6
+
+
+@needs_nilearn
+def test_ventricular_blood_is_in_the_ventricles():
+    for _, ventricle, blood in bleeds("intraventricular"):
+        assert area(blood) > 40 and ventricle[blood].min() > -2.5
+
+
+@needs_nilearn
+def test_subarachnoid_blood_is_in_sulci():
+    for head, ventricle, blood in bleeds("subarachnoid"):
+        assert blood.any() and ventricle[blood].max() < 0
+        assert (head.white + head.grey)[blood].mean() < 0.95
+
+
+@needs_nilearn
+@pytest.mark.parametrize("label", range(5))
+def test_an_image_is_a_function_of_its_seed(label):
+    one, two, other = (phantom.render(label, 48, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert one.dtype == np.uint8 and one.shape == (48, 48)
+    assert (one == two).all() and (one != other).any()
+
+
+@needs_nilearn
+@pytest.mark.parametrize("size", [48, 224])
+def test_a_head_in_air_with_a_skull(size):
+    image = phantom.render(1, size, np.random.default_rng(3))
+    corner = image[: size // 12, : size // 12]
+    brain = image[size // 2 - size // 10 : size // 2 + size // 10, size // 4 : size // 3]
+    assert corner.mean() < 12 and image.max() > 240 and 70 < np.median(brain) < 140
+
+
+def test_without_nilearn_the_user_is_told_what_to_install(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(anatomy.metadata, "distribution", absent)
+    with pytest.raises(UserError, match=r"pip install 'fairflare\[demo\]'"):
+        anatomy._nilearn_file("any.nii.gz")
+
+
+def test_class_shares():
+    assert sum(phantom.SHARES) == pytest.approx(1) and len(phantom.SHARES) == len(phantom.CLASSES) == len(
+        phantom.BLEEDS
+    )
+    assert phantom.CLASSES == tuple(sorted(phantom.CLASSES))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics against scikit-learn and against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from fairflare.clinic import scores
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_agrees_with_scikit_learn(seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(60, 4, generator=generator).mul(2).round(decimals=0)  # with ties
+    y = torch.randint(0, 4, (60,), generator=generator)
+    p, guess = logits.double().softmax(1).numpy(), logits.argmax(1).numpy()
+    expected = {
+        "accuracy": sk.accuracy_score(y, guess),
+        "balanced_accuracy": sk.balanced_accuracy_score(y, guess),
+        "macro_f1": sk.f1_score(y, guess, average="macro"),
+        "auc_ovo": sk.roc_auc_score(y, p, multi_class="ovo", average="macro"),
+        "loss": sk.log_loss(y, p),
+    }
+    assert scores.classification(logits, y) == pytest.approx(expected, abs=1e-12)
+
+
+def test_binary_auc():
+    generator = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(50, 2, generator=generator), torch.randint(0, 2, (50,), generator=generator)
+    values = scores.binary(logits, y)
+    margin = (logits[:, 1] - logits[:, 0]).double().numpy()
+    assert values["auc"] == pytest.approx(sk.roc_auc_score(y, margin), abs=1e-12) and "auc_ovo" not in values
+
+
+def test_absent_classes_count_nowhere():
+    logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [3.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    values = scores.classification(logits, torch.tensor([0, 1, 0, 1]))
+    assert values["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
+    # Class 0 ranks its two at 0.665 and 0.909 against 0.090 and 0.576; class 1 ranks its two at 0.665 and 0.212.
+    assert values["auc_ovo"] == 1.0
+
+
+def test_one_class_has_no_auc():
+    values = scores.classification(torch.randn(5, 3), torch.ones(5, dtype=torch.long))
+    assert "auc_ovo" not in values and {"accuracy", "balanced_accuracy", "macro_f1", "loss"} <= set(values)
+
+
+def test_empty_and_broken_outputs():
+    assert scores.classification(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)) == {}
+    values = scores.classification(torch.tensor([[float("nan"), 1.0]]), torch.tensor([0]))
+    assert list(values) == ["loss"] and math.isnan(values["loss"])
+
+
+def test_loss_keeps_double_precision():
+    logits = torch.tensor([[20.0, 0.0]] * 3)
+    loss = scores.classification(logits, torch.tensor([0, 0, 0]))["loss"]
+    assert loss == pytest.approx(math.log1p(math.exp(-20)), rel=1e-6)
+
+
+def test_auc_counts_ties_half():
+    assert scores.auc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([False, True, False, True])) == (1 + 1 + 1 + 0.5) / 4

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding tasks by name, and what a mistyped one is told."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fairflare.clinic.base import Task
+from fairflare.clinic.tasks import TASKS, load
+from fairflare.contracts import Training
+from fairflare.errors import UserError
+
+ALL = [(name, preset) for name, cls in TASKS.items() for preset in cls.presets]
+
+
+def test_the_tasks_are_found():
+    assert {"ich-phantom", "support2"} <= set(TASKS) and list(TASKS) == sorted(TASKS)
+
+
+@pytest.mark.parametrize("name, preset", ALL)
+def test_a_task_describes_itself(name, preset):
+    task = load(name, preset)
+    cls = type(task)
+    assert isinstance(task, Task) and cls.name == name
+    assert all(isinstance(text, str) and text for text in (cls.title, cls.real, cls.simulated))
+    assert cls.headline in cls.metrics and len(cls.classes) >= 2
+    assert isinstance(cls.presets[preset].training, Training) and cls.presets[preset].summary
+    assert list(task.sites()) == [f"site-{k}" for k in range(1, task.n_sites + 1)]
+
+
+@pytest.mark.parametrize("name, preset", ALL)
+def test_options_survive_json(name, preset):
+    task = load(name, preset)
+    assert load(name, preset, **json.loads(json.dumps(dataclasses.asdict(task)))) == task
+
+
+def test_overrides_from_the_command_line():
+    task = load("ich-phantom", "small", sites="6", alpha="0.5", augment="true", model="small-cnn-bn")
+    assert (task.n_sites, task.alpha, task.augment, task.model) == (6, 0.5, True, "small-cnn-bn")
+    assert load("ich-phantom", None) == load("ich-phantom", "small")
+
+
+def test_the_papers_settings():
+    task, preset = load("ich-phantom", "paper"), TASKS["ich-phantom"].presets["paper"]
+    assert (task.n_sites, task.corrupted, task.severity, task.alpha, task.data_seed) == (20, 4, 3, 1.0, 2024)
+    assert (task.size, task.model, task.augment) == (224, "resnet18", True)
+    assert preset.training == Training(
+        rounds=300, epochs=1, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4, logit_tau=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: load("ich"), "unknown task: 'ich'; known: .*ich-phantom.*support2"),
+        (lambda: load("support2", "huge"), "unknown preset: 'huge'; known: default, dirichlet"),
+        (lambda: load("support2", "default", size=3), "unknown option of task 'support2': 'size'; known: label, "),
+        (lambda: load("ich-phantom", "small", n_sites="many"), "n_sites: expected a whole number, got 'many'"),
+        (lambda: load("ich-phantom", "small", sites=1), "n_sites: expected 2..100, got 1"),
+        (lambda: load("ich-phantom", "small", augment="maybe"), "augment: expected true or false, got 'maybe'"),
+        (lambda: load("ich-phantom", "small", model="vgg"), "model: expected one of small-cnn, .*got 'vgg'"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(call, message):
+    with pytest.raises(UserError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_tasks_is_cheap():
+    heavy = "('scipy', 'monai', 'sklearn', 'nibabel', 'nilearn', 'pandas', 'matplotlib', 'nvflare')"
+    code = f"import sys, fairflare.clinic.tasks; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
