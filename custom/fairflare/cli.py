@@ -93,9 +93,8 @@ def run(
     from fairflare.config import make_config
     from fairflare.runs import default_folder, execute
 
-    config = make_config(
-        method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs, pretrained_weights)
-    )
+    values = parse_pairs(pairs, pretrained_weights)
+    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
     folder = out or default_folder(config)
     summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
@@ -179,9 +178,8 @@ def export(
     from fairflare.config import make_config
     from fairflare.runs import export_job
 
-    config = make_config(
-        method, task, rounds=rounds, sites=sites, seed=seed, values=parse_pairs(pairs, pretrained_weights)
-    )
+    values = parse_pairs(pairs, pretrained_weights)
+    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
     export_job(config, out, name=name, simulation=simulation, force=force)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
 

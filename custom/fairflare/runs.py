@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import console
-from fairflare.assembly import CONFIG, run_local, site_names
+from fairflare.assembly import CONFIG, build_parts, run_local, site_names
 from fairflare.config import RunConfig
 from fairflare.errors import FairFlareError, RunFailed, UserError
 from fairflare.federation import audit
@@ -50,6 +50,7 @@ def execute(
         RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
     """
     names = site_names(config)
+    build_parts(config)  # a wrong weights file is better found here than in a server process
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     with fresh_folder(folder, force):
