@@ -21,13 +21,17 @@ class Tampered(InProcess):
         super().__init__(sites)
         self.round, self.change = round, change
 
+    @staticmethod
+    def trains(instructions):
+        return next(iter(instructions.values())).task == "train"
+
     def exchange(self, instructions):
         answers = list(super().exchange(instructions))
         number = next(iter(instructions.values())).round.number
-        return self.change(answers) if number == self.round else answers
+        return self.change(answers) if number == self.round and self.trains(instructions) else answers
 
 
-class Dies(Exception):
+class Dies(BaseException):
     """The process is killed."""
 
 
@@ -170,3 +174,36 @@ def test_the_update_is_local_minus_received(tmp_path):
         if local.is_floating_point():
             assert torch.equal(answer.update[key], local - model[key])
     assert "1.num_batches_tracked" not in answer.update
+
+
+def test_counts_are_declared_before_the_first_round(tmp_path):
+    """A site that claims more examples later than at the start is left out."""
+
+    def boast(answers):
+        return replace(answers, "site-2", n_examples=10**6)
+
+    make_federation(tmp_path, Tampered(make_sites(), 1, boast)).run(initial_model())
+    entries = verify(tmp_path / "audit.jsonl")
+    assert entries[0]["declared"] == {f"site-{k}": 24 for k in (1, 2, 3)}
+    assert entries[1]["rejected"]["site-2"]["code"] == "count_mismatch"
+
+
+def test_a_rule_that_breaks_keeps_the_last_good_model(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Broken(FedAvg):
+        def weigh(self, replies, state, round):
+            weights, state = super().weigh(replies, state, round)
+            return ({s: float("inf") for s in weights} if round.number == 2 else weights), state
+
+    with pytest.raises(RunFailed, match="round 2: the rule's model is not finite"):
+        make_federation(tmp_path, rule=Broken()).run(initial_model())
+    entries = verify(tmp_path / "audit.jsonl")
+    assert entries[-1]["model_sha256"] == entries[1]["model_sha256"]
+
+
+def test_the_last_five_rounds_are_scored(tmp_path):
+    federation = make_federation(tmp_path, rounds=7)
+    federation.score = lambda model: {"clean": {"n": 1}}
+    federation.run(initial_model())
+    scored = [bool(e["test_sets"]) for e in verify(tmp_path / "audit.jsonl") if e["event"] == "round"]
+    assert scored == [False] * 2 + [True] * 5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.federation.gate import Gate
+from fairflare.federation.gate import Gate, inspect_counts, inspect_evaluation
 from fairflare.federation.messages import Answer
 from fairflare.probes.sharpness import Sharpness
 
@@ -27,7 +27,8 @@ def answer(site="site-1", **changes):
 
 
 def inspect(*answers, declared=None):
-    return GATE.inspect(answers, MODEL, 2, declared or {})
+    verdict = GATE.inspect(answers, MODEL, 2, declared or {})
+    return verdict.replies, verdict.rejections
 
 
 def update(**changes):
@@ -93,9 +94,95 @@ def test_a_bad_answer_is_left_out_and_the_others_count(code, changes):
     assert "\n" not in rejections[0].detail and rejections[0].detail
 
 
-def test_the_first_of_two_answers_counts():
-    replies, rejections = inspect(answer(n_examples=10), answer(n_examples=99))
-    assert [r.n_examples for r in replies] == [10] and rejections[0].code == "duplicate"
+def test_the_first_of_two_good_answers_counts():
+    verdict = GATE.inspect([answer(n_examples=10), answer(n_examples=9)], MODEL, 2, {})
+    assert [r.n_examples for r in verdict.replies] == [10] and not verdict.rejections
+    assert verdict.flags == {"site-1": ["duplicate"]}
+
+
+def test_a_stale_answer_does_not_shut_out_the_real_one():
+    replies, rejections = inspect(answer(round=1), answer(n_examples=7))
+    assert [r.n_examples for r in replies] == [7] and not rejections
+
+
+class Explodes:
+    """An object that no check survives."""
+
+    def __eq__(self, other):
+        raise RuntimeError("boom")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        raise RuntimeError("boom")
+
+
+STRANGE = [
+    {"update": update(bias=np.array(["a", "b"]))},
+    {"update": update(bias=np.ones(2, dtype=np.longdouble))},
+    {"update": update(bias=np.ones(2, dtype=">f4"))},
+    {"update": update(bias=np.float64(1.0))},
+    {"update": update(bias=torch.ones(2).to_sparse())},
+    {"update": update(bias=torch.ones(2, device="meta"))},
+    {"update": update(bias=torch.ones(2, dtype=torch.complex64))},
+    {"update": {3: torch.ones(2), "weight": torch.ones(2, 3)}},
+    {"n_examples": 10**400},
+    {"n_examples": Explodes()},
+    {"round": np.array([1, 1])},
+    {"round": Explodes()},
+    {"scalars": {"sharpness": 10**400}},
+    {"scalars": {"sharpness": Explodes()}},
+    {"scalars": {3: 0.1, "sharpness": 0.1}},
+    {"error": 17},
+]
+
+
+@pytest.mark.parametrize("changes", STRANGE, ids=lambda c: f"{next(iter(c))}")
+def test_whatever_a_site_sends_only_that_site_is_left_out(changes):
+    replies, rejections = inspect(answer("site-2"), answer("site-1", **changes))
+    assert [r.site for r in replies] == ["site-2"] and [r.site for r in rejections] == ["site-1"]
+
+
+@pytest.mark.parametrize("metrics", [{"a": 10**400}, {"a": Explodes()}, {"a": 1e200}, {3: 0.5}, 7], ids=range(5))
+def test_strange_metrics_do_no_harm(metrics):
+    replies, rejections = inspect(answer(metrics=metrics))
+    assert not rejections and "a" not in replies[0].metrics
+    splits, refused = inspect_evaluation([answer(metrics={"test": metrics, "val": {"b": 0.5}})], 2)
+    assert splits["site-1"]["val"] == {"b": 0.5} and "a" not in splits["site-1"]["test"] and not refused
+
+
+def test_a_variance_cannot_be_made_negative():
+    model = {"bn.running_var": torch.ones(2), "w": torch.zeros(1)}
+    gate = Gate(frozenset({"w"}))
+    sent = answer(update={"bn.running_var": torch.tensor([0.0, -1.5]), "w": torch.ones(1)}, scalars={})
+    assert gate.inspect([sent], model, 2, {}).rejections[0].code == "variance"
+
+
+def test_an_outlier_norm_is_rejected_and_a_zero_update_flagged():
+    huge = {k: v * 1e4 for k, v in update().items()}
+    zero = {k: v * 0 for k, v in update().items()}
+    answers = [answer("site-1"), answer("site-2"), answer("site-3", update=huge), answer("site-4", update=zero)]
+    verdict = GATE.inspect(answers, MODEL, 2, {})
+    assert [r.site for r in verdict.replies] == ["site-1", "site-2", "site-4"]
+    assert [(r.site, r.code) for r in verdict.rejections] == [("site-3", "norm")]
+    assert verdict.flags == {"site-4": ["zero_update"]}
+
+
+def test_what_a_site_says_cannot_fill_or_forge_a_log():
+    _, rejections = inspect(answer(error="x\n2026 site-2 accepted\x1b[31m" + "y" * 5000))
+    assert rejections[0].detail.isprintable() and len(rejections[0].detail) < 200
+
+
+def test_counts_are_declared_once_and_checked():
+    answers = [answer("site-1", n_examples=5), answer("site-1", n_examples=50), answer("site-2", n_examples=-1)]
+    declared, rejections = inspect_counts(answers)
+    assert declared == {"site-1": 5} and [(r.site, r.code) for r in rejections] == [("site-2", "n_examples")]
+
+
+def test_evaluations_are_tagged_and_answered_once():
+    first, second = answer(metrics={"test": {"auc": 0.5}}), answer(metrics={"test": {"auc": 0.9}})
+    splits, refused = inspect_evaluation([first, second, answer("site-2", round=1)], 2)
+    assert splits == {"site-1": {"val": {}, "test": {"auc": 0.5}}} and [r.code for r in refused] == ["stale"]
 
 
 def test_more_examples_than_declared_are_refused():

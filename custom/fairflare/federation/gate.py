@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from fairflare.contracts import Reply, Scalar, StateDict
 from fairflare.federation.messages import Answer
 
+T = TypeVar("T")
 MOST_EXAMPLES = 2**40
-LONGEST_NAME = 64
+LONGEST = 64
 MOST_METRICS = 64
+LARGEST_METRIC = 1e12
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,24 @@ class Rejection:
     detail: str
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate made of one exchange.
+
+    Attributes:
+        replies: accepted, sorted by site.
+        rejections: sorted by site; a site with an accepted answer has none.
+        flags: site -> remarks on an accepted answer, e.g. "zero_update".
+    """
+
+    replies: list[Reply]
+    rejections: list[Rejection]
+    flags: dict[str, list[str]]
+
+
 class _Refused(Exception):
     def __init__(self, code: str, detail: str) -> None:
-        self.code, self.detail = code, detail
+        self.code, self.detail = code, one_line(detail)
 
 
 @dataclass(frozen=True)
@@ -41,39 +59,40 @@ class Gate:
         trainable: names of the model's trainable parameters.
         scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
+        max_norm_ratio: an update whose L2 norm over trainable parameters exceeds the median of the round's updates by
+            this factor is rejected, from three answers on.
     """
 
     trainable: frozenset[str]
     scalars: tuple[Scalar, ...] = ()
     wanted: tuple[str, ...] = ()
+    max_norm_ratio: float = 100.0
 
-    def inspect(
-        self, answers: Sequence[Answer], model: StateDict, round: int, declared: Mapping[str, int]
-    ) -> tuple[list[Reply], list[Rejection]]:
-        """Accepted replies sorted by site, and the rejections; of several answers of a site the first one counts.
+    def inspect(self, answers: Sequence[Answer], model: StateDict, round: int, declared: Mapping[str, int]) -> Verdict:
+        """Accept or reject every answer; of several good answers of a site the first one counts.
 
         Args:
             answers: in any order.
             model: w^t, which fixes keys, shapes and types.
             round: the number of the round that was asked for.
-            declared: n_k that each known site declared when it first answered.
+            declared: n_k that each known site declared at the start.
         """
-        replies, rejections, seen = [], [], set()
+        accepted: dict[str, Reply] = {}
+        refused: dict[str, Rejection] = {}
+        flags: dict[str, list[str]] = {}
         for answer in answers:
-            try:
-                if answer.site in seen:
-                    raise _Refused("duplicate", "a second answer in the same round was ignored")
-                seen.add(answer.site)
-                replies.append(self._accept(answer, model, round, declared.get(answer.site)))
-            except _Refused as refused:
-                rejections.append(Rejection(answer.site, refused.code, refused.detail))
-        return sorted(replies, key=lambda r: r.site), sorted(rejections, key=lambda r: (r.site, r.code))
+            if answer.site in accepted:
+                flags.setdefault(answer.site, []).append("duplicate")
+                continue
+            reply = _guarded(answer, refused, lambda a: self._accept(a, model, round, declared.get(a.site)))
+            if reply is not None:
+                accepted[answer.site] = reply
+        self._reject_outliers(accepted, refused, flags)
+        left_out = [refused[site] for site in sorted(refused) if site not in accepted]
+        return Verdict([accepted[s] for s in sorted(accepted)], left_out, {s: flags[s] for s in sorted(flags)})
 
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
-        if answer.error:
-            raise _Refused("site_error", answer.error)
-        if isinstance(answer.round, bool) or answer.round != round:
-            raise _Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
+        _check_tag(answer, round)
         return Reply(
             site=answer.site,
             update=_checked_update(answer, model),
@@ -82,6 +101,21 @@ class Gate:
             metrics=checked_metrics(answer.metrics),
             trainable=self.trainable,
         )
+
+    def _reject_outliers(
+        self, accepted: dict[str, Reply], refused: dict[str, Rejection], flags: dict[str, list[str]]
+    ) -> None:
+        norms = {site: _norm(reply, self.trainable) for site, reply in accepted.items()}
+        for site in [s for s, norm in norms.items() if norm == 0]:
+            flags.setdefault(site, []).append("zero_update")
+        middle = statistics.median(norms.values()) if len(norms) >= 3 else 0.0
+        for site, norm in norms.items():
+            if middle and norm > self.max_norm_ratio * middle:
+                detail = (
+                    f"update norm: expected at most {self.max_norm_ratio:g} x the median {middle:.3g}, got {norm:.3g}"
+                )
+                refused[site] = Rejection(site, "norm", detail)
+                del accepted[site]
 
     def _checked_scalars(self, scalars: Any) -> dict[str, float]:
         scalars = scalars if isinstance(scalars, Mapping) else {}
@@ -93,6 +127,61 @@ class Gate:
         if extra:
             raise _Refused("scalar_unknown", f"scalar {_short(extra[0])!r}: not one that this method's probes report")
         return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
+
+
+def inspect_evaluation(
+    answers: Sequence[Answer], round: int
+) -> tuple[dict[str, dict[str, dict[str, float]]], list[Rejection]]:
+    """Site -> split -> metrics of the answers to "evaluate", and the rejections."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    refused: dict[str, Rejection] = {}
+    for answer in answers:
+        if answer.site not in found:
+            splits = _guarded(answer, refused, lambda a: _checked_splits(a, round))
+            if splits is not None:
+                found[answer.site] = splits
+    return {s: found[s] for s in sorted(found)}, [refused[s] for s in sorted(refused) if s not in found]
+
+
+def inspect_counts(answers: Sequence[Answer]) -> tuple[dict[str, int], list[Rejection]]:
+    """Site -> n_k of the answers to "declare", and the rejections."""
+    found: dict[str, int] = {}
+    refused: dict[str, Rejection] = {}
+    for answer in answers:
+        count = _guarded(answer, refused, lambda a: (_check_tag(a, None), _checked_count(a.n_examples, None))[1])
+        if count is not None:
+            found.setdefault(answer.site, count)
+    return {s: found[s] for s in sorted(found)}, [refused[s] for s in sorted(refused) if s not in found]
+
+
+def _guarded(answer: Answer, refused: dict[str, Rejection], check: Callable[[Answer], T]) -> T | None:
+    """The result of ``check``; None with a rejection noted when it refuses, or stumbles over what a site sent."""
+    try:
+        return check(answer)
+    except _Refused as error:
+        refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
+    except Exception as error:  # an answer may hold anything: whatever breaks a check is no answer
+        refused.setdefault(answer.site, Rejection(answer.site, "malformed", type(error).__name__))
+    return None
+
+
+def _check_tag(answer: Answer, round: int | None) -> None:
+    if answer.error:
+        raise _Refused("site_error", str(answer.error))
+    if round is not None and (type(answer.round) is not int or answer.round != round):
+        raise _Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
+
+
+def _checked_splits(answer: Answer, round: int) -> dict[str, dict[str, float]]:
+    _check_tag(answer, round)
+    if not isinstance(answer.metrics, Mapping):
+        raise _Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
+    return {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test")}
+
+
+def _norm(reply: Reply, trainable: frozenset[str]) -> float:
+    tensors = [value for key, value in reply.update.items() if key in trainable]
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors))
 
 
 def _in_range(spec: Scalar, value: Any) -> float:
@@ -136,25 +225,43 @@ def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
         raise _Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
         raise _Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise _Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
     tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
     # The extremes of a tensor with a NaN are NaN: one pass, no mask.
+    if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
+        raise _Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
     if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
         raise _Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
     return tensor
 
 
 def checked_metrics(metrics: Any) -> dict[str, float]:
-    """The finite numbers with short names among ``metrics``; they inform people, so a bad one is just dropped."""
+    """The usable numbers with short names among ``metrics``; they inform people, so a bad one is just dropped."""
     if not isinstance(metrics, Mapping):
         return {}
-    kept = {str(k): float(v) for k, v in metrics.items() if len(str(k)) <= LONGEST_NAME and is_number(v)}
-    return {name: value for name, value in sorted(kept.items())[:MOST_METRICS] if math.isfinite(value)}
+    kept = {one_line(str(name)): value for name, value in metrics.items() if len(str(name)) <= LONGEST}
+    numbers = {name: float(kept[name]) for name in sorted(kept) if is_number(kept[name])}
+    usable = {name: value for name, value in numbers.items() if abs(value) <= LARGEST_METRIC}
+    return dict(list(usable.items())[:MOST_METRICS])
 
 
 def is_number(value: Any) -> bool:
-    """A real number (numpy's included), not a bool and not text."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """A real number (numpy's included) that fits a float; not a bool and not text."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except (OverflowError, ValueError, TypeError):
+        return False
+    return True
+
+
+def one_line(text: str) -> str:
+    """Printable, without control characters, and short: what sites send ends up in logs and terminals."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: 4 * LONGEST])
+    return clean if len(clean) <= 2 * LONGEST else clean[: 2 * LONGEST - 1] + "…"
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

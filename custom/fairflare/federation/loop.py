@@ -4,17 +4,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from fairflare.contracts import Reply, Round, StateDict
+from fairflare.contracts import Round, StateDict
 from fairflare.errors import RunFailed
 from fairflare.federation.audit import AuditLog, model_hash
-from fairflare.federation.gate import Gate, Rejection, checked_metrics
+from fairflare.federation.gate import (
+    Gate,
+    Rejection,
+    Verdict,
+    checked_metrics,
+    inspect_counts,
+    inspect_evaluation,
+)
 from fairflare.federation.messages import Answer, Instruction, Transport
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
 from fairflare.rules.base import Outcome, Rule
@@ -22,6 +29,8 @@ from fairflare.rules.base import Outcome, Rule
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model.pt"
 AUDIT = "audit.jsonl"
+LAST = 5
+SAME = 1e-12
 
 
 class Observer(Protocol):
@@ -44,6 +53,8 @@ class Federation:
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
         observers: told of every audit entry.
+        score: test set -> metrics of a model on the task's shared test sets, asked for after each of the last five
+            rounds (the FedISM+ tables are means over these).
     """
 
     rule: Rule
@@ -54,6 +65,7 @@ class Federation:
     folder: Path
     header: Mapping[str, Any] = field(default_factory=dict)
     observers: Sequence[Observer] = ()
+    score: Callable[[StateDict], dict[str, Any]] = lambda model: {}
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -69,6 +81,9 @@ class Federation:
             self._evaluate(standing.model)
         except RunFailed as failure:
             self._close(standing, "failed", str(failure))
+            raise
+        except Exception as error:
+            self._close(standing, "failed", f"internal error: {type(error).__name__}")
             raise
         self._close(standing, "completed", "")
         return standing.model
@@ -86,9 +101,25 @@ class Federation:
             # Killed in the first round: the log has begun, and no checkpoint had been written.
             self._log("resume", from_round=0, model_sha256=self._sha256)
             return Checkpoint(round=0, model=initial)
-        sites = self.transport.sites()
-        self._log("start", **self.header, rounds=self.rounds, sites=sites, model_sha256=self._sha256)
-        return Checkpoint(round=0, model=initial)
+        declared, rejections = self._ask_counts()
+        self._log(
+            "start",
+            **self.header,
+            rounds=self.rounds,
+            sites=self.transport.sites(),
+            declared=declared,
+            rejected=_by_site(rejections),
+            model_sha256=self._sha256,
+        )
+        return Checkpoint(round=0, model=initial, declared=declared)
+
+    def _ask_counts(self) -> tuple[dict[str, int], list[Rejection]]:
+        """n_k of every site, before anything is at stake: no later answer may claim more."""
+        first = Round(1, self.rounds)
+        asked = {site: Instruction("declare", first, {}) for site in self.transport.sites()}
+        answers = list(self.transport.exchange(asked))
+        declared, rejections = inspect_counts(answers)
+        return declared, rejections + _silent(asked, answers)
 
     def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
         """Leave the last good model as a plain file and say how the run ended."""
@@ -103,26 +134,31 @@ class Federation:
         }
         answers = list(self.transport.exchange(instructions))
         exchanged = time.monotonic()
-        replies, rejections = self.gate.inspect(answers, standing.model, round.number, standing.declared)
-        rejections += _silent(instructions, answers)
-        if len(replies) < self.min_sites:
-            raise RunFailed(_too_few(round.number, len(replies), self.min_sites, rejections))
-        outcome = self.rule.combine(standing.model, replies, standing.state, round)
-        declared = {r.site: r.n_examples for r in replies} | dict(standing.declared)
+        verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
+        rejections = verdict.rejections + _silent(instructions, answers)
+        if len(verdict.replies) < self.min_sites:
+            raise RunFailed(_too_few(round.number, len(verdict.replies), self.min_sites, rejections))
+        outcome = self.rule.combine(standing.model, verdict.replies, standing.state, round)
+        if not all(bool(torch.isfinite(value).all()) for value in outcome.model.values()):
+            raise RunFailed(f"round {round.number}: the rule's model is not finite; the one before it was kept")
+        declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
         after = Checkpoint(round.number, outcome.model, outcome.state, declared)
         self._sha256 = model_hash(outcome.model)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
-        entry = _round_entry(round, replies, rejections, outcome, answers, seconds)
-        self._log("round", **entry, model_sha256=self._sha256)
+        entry = _round_entry(round, verdict, rejections, outcome, answers)
+        scores = self.score(outcome.model) if round.number > round.total - LAST else {}
+        self._log("round", **entry, test_sets=scores, seconds=seconds, model_sha256=self._sha256)
         save_checkpoint(self.folder / CHECKPOINT, after)
         return after
 
     def _evaluate(self, model: StateDict) -> None:
         """Ask every site how the final model does on its own validation and test splits."""
         last = Round(self.rounds, self.rounds)
-        answers = self.transport.exchange({s: Instruction("evaluate", last, model) for s in self.transport.sites()})
-        sites = {a.site: _split_metrics(a) for a in sorted(answers, key=lambda a: a.site)}
-        self._log("evaluation", sites=sites, model_sha256=self._sha256)
+        asked = {site: Instruction("evaluate", last, model) for site in self.transport.sites()}
+        answers = list(self.transport.exchange(asked))
+        sites, rejections = inspect_evaluation(answers, last.number)
+        rejected = _by_site(rejections + _silent(asked, answers))
+        self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
 
     def _log(self, event: str, **content: Any) -> None:
         entry = self._audit.append(event, **content)
@@ -142,27 +178,28 @@ def load_model(folder: Path) -> StateDict:
 
 
 def _round_entry(
-    round: Round,
-    replies: Sequence[Reply],
-    rejections: Sequence[Rejection],
-    outcome: Outcome,
-    answers: Sequence[Answer],
-    seconds: Mapping[str, float],
+    round: Round, verdict: Verdict, rejections: Sequence[Rejection], outcome: Outcome, answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    site_seconds = {a.site: checked_metrics(a.seconds) for a in answers}
+    notes = dict(outcome.notes)
+    if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
+        notes["weights"] = "uniform"
     return {
         "round": round.number,
         "rounds": round.total,
         "accepted": {
             r.site: {"n_examples": r.n_examples, "scalars": dict(r.scalars), "metrics": dict(r.metrics)}
-            for r in replies
+            for r in verdict.replies
         },
-        "rejected": {r.site: {"code": r.code, "detail": r.detail} for r in rejections},
+        "rejected": _by_site(rejections),
+        "flags": verdict.flags,
         "weights": dict(outcome.weights),
-        "notes": dict(outcome.notes),
-        "seconds": dict(seconds),
-        "site_seconds": site_seconds,
+        "notes": notes,
+        "site_seconds": {a.site: checked_metrics(a.seconds) for a in answers},
     }
+
+
+def _by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
+    return {r.site: {"code": r.code, "detail": r.detail} for r in rejections}
 
 
 def _silent(asked: Mapping[str, Instruction], answers: Sequence[Answer]) -> list[Rejection]:
@@ -173,9 +210,3 @@ def _silent(asked: Mapping[str, Instruction], answers: Sequence[Answer]) -> list
 def _too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
     reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
     return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"
-
-
-def _split_metrics(answer: Answer) -> dict[str, dict[str, float]]:
-    if answer.error or not isinstance(answer.metrics, Mapping):
-        return {}
-    return {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test")}

@@ -9,12 +9,16 @@ from typing import Any, Literal, Protocol
 
 from fairflare.contracts import Round, StateDict
 
-TaskName = Literal["train", "evaluate"]
+TaskName = Literal["declare", "train", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """Server to site: what to do, the model, and the numbers meant for this site alone."""
+    """Server to site: what to do, the model, and the numbers meant for this site alone.
+
+    "declare" carries no model and asks for the site's number of training examples; "train" is a round; "evaluate" asks
+    how the model does on the site's own splits.
+    """
 
     task: TaskName
     round: Round

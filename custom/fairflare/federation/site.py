@@ -57,11 +57,16 @@ class Site:
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
+        if instruction.task == "declare":
+            return Answer(site=self.name, round=instruction.round.number, n_examples=self.data.size("train"))
+        work = {"train": self._train, "evaluate": self._evaluate}
+        if instruction.task not in work:
+            raise ValueError(f"unknown task {instruction.task!r}; known: declare, {', '.join(work)}")
         seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
         seed_everything(seed)
         self.network.to(self.device)
         self.network.load_state_dict(instruction.model)
-        return self._train(instruction, seed) if instruction.task == "train" else self._evaluate(instruction)
+        return work[instruction.task](instruction, seed)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
         work = LocalWork(
@@ -94,7 +99,7 @@ class Site:
             seconds=clock.laps,
         )
 
-    def _evaluate(self, instruction: Instruction) -> Answer:
+    def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
         splits = {split: self._score(split) for split in ("val", "test")}
         return Answer(
             site=self.name, round=instruction.round.number, n_examples=self.data.size("train"), metrics=splits

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -79,8 +80,9 @@ class FairAggregator(ModelAggregator):
         self._round += 1
         model = _template(self._answers)
         gate = Gate(trainable=frozenset(model), scalars=self._scalars, wanted=self._rule.wanted)
-        replies, rejections = gate.inspect(self._answers, model, self._round, self._declared)
-        for rejected in rejections:
+        verdict = gate.inspect(self._answers, model, self._round, self._declared)
+        replies = verdict.replies
+        for rejected in verdict.rejections:
             self.warning(f"{rejected.site} left out: {rejected.code} ({rejected.detail})")
         if len(replies) < self.min_sites:
             raise RunFailed(f"round {self._round}: {len(replies)} accepted sites, {self.min_sites} needed")
@@ -101,8 +103,7 @@ def _floating(answer: Answer, round: int) -> Answer:
 
 
 def _is_integer(value: Any) -> bool:
-    tensor = torch.as_tensor(value)
-    return not tensor.is_floating_point() and not tensor.is_complex()
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _mean_metrics(replies: Sequence[Reply]) -> dict[str, float] | None:
@@ -114,9 +115,17 @@ def _mean_metrics(replies: Sequence[Reply]) -> dict[str, float] | None:
 
 def _template(answers: list[Answer]) -> StateDict:
     """Zeros with the keys and shapes that most answers have: a stock recipe does not tell the aggregator its model."""
-    signatures = Counter(
-        tuple(sorted((k, tuple(v.shape)) for k, v in a.update.items())) for a in answers if isinstance(a.update, dict)
-    )
+    signatures = Counter(filter(None, map(_signature, answers)))
     if not signatures:
         return {}
-    return {key: torch.zeros(shape) for key, shape in signatures.most_common(1)[0][0]}
+    (first, votes), *others = signatures.most_common(2)
+    if others and others[0][1] == votes:
+        raise RunFailed("the clients' updates differ in keys or shapes, and no form of them has a majority")
+    return {key: torch.zeros(shape) for key, shape in first}
+
+
+def _signature(answer: Answer) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+    update = answer.update
+    if not isinstance(update, dict) or not all(isinstance(v, (torch.Tensor, np.ndarray)) for v in update.values()):
+        return None
+    return tuple(sorted((str(k), tuple(v.shape)) for k, v in update.items()))

@@ -62,9 +62,12 @@ class FairController(ModelController):
         board = TensorBoard(folder)
         try:
             build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)]).run(parts.model)
+        except RunFailed:
+            write_report(folder)
+            raise
         finally:
             board.close()
-            write_report(folder)
+        write_report(folder)
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted."""
@@ -98,13 +101,17 @@ class FairController(ModelController):
             cause = client_task.result.get_header(ERROR_HEADER, "")
             self._inbox.append(Answer(site=client_task.client.name, error=f"{code} {cause}".strip()))
         super()._process_result(client_task, fl_ctx)
+        if not any(answer.site == client_task.client.name for answer in self._inbox):
+            # FLARE drops a result that it cannot convert with no more than a warning.
+            self._inbox.append(Answer(site=client_task.client.name, error="unreadable answer"))
 
 
 def _groups(instructions: Mapping[str, Instruction]) -> Iterator[tuple[Instruction, list[str]]]:
     """Sites that are told the same share one broadcast; FLARE cannot give one task's targets different data."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in sorted(instructions):
-        groups.setdefault(tuple(sorted(instructions[site].orders.items())), []).append(site)
+        one = instructions[site]
+        groups.setdefault((one.task, one.round, id(one.model), tuple(sorted(one.orders.items()))), []).append(site)
     for sites in groups.values():
         yield instructions[sites[0]], sites
 

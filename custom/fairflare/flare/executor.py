@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -17,7 +19,8 @@ from fairflare.config import RunConfig
 from fairflare.federation.site import Site
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
-TASKS = ["train", "evaluate"]
+LOCAL_LOG = "fairflare_errors.txt"
+TASKS = ["declare", "train", "evaluate"]
 
 
 class Aborted(Exception):
@@ -47,8 +50,15 @@ class FairExecutor(Executor):
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            self.log_exception(fl_ctx, f"task {task_name} failed")
+            self._log_here(task_name, error, fl_ctx)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: _public_name(error)})
+
+    def _log_here(self, task_name: str, error: Exception, fl_ctx: FLContext) -> None:
+        """Put the traceback into a file of the site's own: FLARE's sites may stream their error log to the server."""
+        folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".")
+        with (folder / LOCAL_LOG).open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+        self.log_error(fl_ctx, f"task {task_name} failed with {_public_name(error)}; see {LOCAL_LOG} at this site")
 
     def _ready(self, name: str) -> Site:
         if self._site is None:

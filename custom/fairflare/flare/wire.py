@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions and answers as FLARE's ``FLModel``, both ways.
 
+declare   down: empty weights;  up: meta {n_examples}
 train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
           up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
                 meta {fairflare: 1, n_examples, scalars, seconds}
@@ -51,7 +52,8 @@ def answer_to_shareable(answer: Answer) -> Shareable:
     model = FLModel(
         params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
         params_type=ParamsType.DIFF if answer.update is not None else None,
-        metrics=dict(answer.metrics) or None,
+        # FLARE sends nothing without weights or metrics, and a declaration has neither.
+        metrics=dict(answer.metrics) or (None if answer.update is not None else {"declared": 1.0}),
         current_round=answer.round,
         meta={
             "fairflare": VERSION,
