@@ -13,7 +13,7 @@ from torch import nn
 
 from fairflare import registry
 from fairflare.clinic import tasks
-from fairflare.clinic.base import Task
+from fairflare.clinic.base import Task, TestSet
 from fairflare.config import RunConfig, part, versions
 from fairflare.contracts import StateDict, Training
 from fairflare.errors import UserError
@@ -21,7 +21,7 @@ from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.messages import Transport
-from fairflare.federation.site import Site
+from fairflare.federation.site import EVALUATION_BATCH, Site, predict
 from fairflare.federation.state import save_json
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
@@ -38,16 +38,13 @@ class Parts:
     rule: Rule
     probes: tuple[Probe, ...]
     network: nn.Module
+    model: StateDict
+    """The initial model w^0."""
 
     @property
     def trainable(self) -> frozenset[str]:
         """Names of the trainable parameters."""
         return frozenset(name for name, p in self.network.named_parameters() if p.requires_grad)
-
-    @property
-    def model(self) -> StateDict:
-        """The initial model w^0, detached from the network."""
-        return {key: value.detach().clone() for key, value in self.network.state_dict().items()}
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
@@ -65,7 +62,9 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     rule = part(method.rule, config.settings)
     probes = tuple(part(registry.get_probe(id), config.settings) for id in method.probes)
     seed_everything(derive(config.seed, "initial model"))
-    return Parts(task, rule, _wanted(rule, probes), task.network())
+    network = task.network()
+    model = {key: value.detach().clone() for key, value in network.state_dict().items()}
+    return Parts(task, rule, _wanted(rule, probes), network, model)
 
 
 def build_federation(
@@ -90,7 +89,29 @@ def build_federation(
     scalars = tuple(s for probe in parts.probes for s in probe.reports)
     gate = Gate(trainable=parts.trainable, scalars=scalars, wanted=parts.rule.wanted)
     rounds = config.training["rounds"]
-    return Federation(parts.rule, gate, transport, rounds, config.min_sites, folder, header, observers)
+    return Federation(
+        parts.rule, gate, transport, rounds, config.min_sites, folder, header, observers, score=scorer(parts)
+    )
+
+
+def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
+    """Scores models on the task's shared test sets, which are built at the first call and kept."""
+    found: list[TestSet] = []
+
+    def score(model: StateDict) -> dict[str, Any]:
+        found.extend(() if found else parts.task.test_sets())
+        device = default_device()
+        parts.network.to(device).load_state_dict(model)
+        return {
+            test.name: {
+                "corrupted": test.corrupted,
+                "n": len(test.targets),
+                "metrics": parts.task.evaluate(*predict(parts.network, test.batches(EVALUATION_BATCH), device)),
+            }
+            for test in found
+        }
+
+    return score
 
 
 def build_site(

@@ -29,8 +29,8 @@ LABELS = {
     "worst": "worst site",
     "std": "standard deviation over sites",
     "gap": "gap best to worst",
-    "clean": "shared test sets, clean",
-    "corrupted": "shared test sets, corrupted",
+    "clean": "clean test set, last 5 rounds",
+    "corrupted": "corrupted test set, last 5 rounds",
     "worst vs first": "worst site, beside the first method",
     "wins": "seeds with a better worst site",
 }
@@ -150,8 +150,9 @@ def _indented(*texts: str) -> None:
         out.print(Padding(escape(text), (0, 0, 0, 4)))
 
 
-def run_result(summary: Mapping[str, Any], folder: Path) -> None:
+def run_result(report: Mapping[str, Any], folder: Path) -> None:
     """What came out of one run, and where it is."""
+    summary = report["detail"]
     fairness, sets = summary["fairness"], summary["test_sets"]
     headline = summary["headline"]
     found = Table(title=f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}")

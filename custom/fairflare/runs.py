@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,9 @@ def compare_all(
             summaries.append(done)
             continue
         console.note(f"run {number} of {len(configs)}: {name}")
-        summaries.append(execute(config, target, env=env, force=True, sim_threads=sim_threads))
-    comparison = compare(summaries)
+        replace = force or not _completed(target)
+        summaries.append(execute(config, target, env=env, force=replace, sim_threads=sim_threads))
+    comparison = compare([summary["detail"] for summary in summaries])
     save_json(folder / COMPARISON, comparison)
     save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison
@@ -93,7 +94,7 @@ def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bo
     """Write the FLARE job folder ``out``; it appears whole or not at all."""
     from fairflare.flare.recipe import FairRecipe, job_name
 
-    _refuse_existing(out, force, marker="meta.json")
+    _refuse_existing(out, force, _holds_job, "exported job")
     _make_parent(out)
     name = name or job_name(config)
     with tempfile.TemporaryDirectory(prefix=".fairflare_export.", dir=out.parent) as scratch:
@@ -106,21 +107,25 @@ def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bo
 
 @contextlib.contextmanager
 def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
-    """A new folder for a run; taken away again when the run fails before its first audit entry."""
-    _refuse_existing(folder, force, marker=CONFIG)
+    """A new folder for a run. When the run fails before its first audit entry, what was there before is back."""
+    _refuse_existing(folder, force, _holds_run, "run")
     _make_parent(folder)
+    before = None
     if folder.exists():
-        shutil.rmtree(folder)
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise UserError(f"--out {folder}: {error.strerror}") from None
+        before = Path(tempfile.mkdtemp(prefix=f".{folder.name}.before.", dir=folder.parent)) / folder.name
+        folder.rename(before)
+    folder.mkdir()
     try:
         yield
     except BaseException:
-        if not (folder / AUDIT).exists() and not (folder / "flare_log.txt").exists():
+        if not (folder / AUDIT).exists():
             shutil.rmtree(folder, ignore_errors=True)
+            if before:
+                before.rename(folder)
         raise
+    finally:
+        if before:
+            shutil.rmtree(before.parent, ignore_errors=True)
 
 
 def _in_process(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -139,6 +144,7 @@ def _in_process(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[s
 
 
 def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
+    from fairflare.flare.simulate import LOG as FLARE_LOG
     from fairflare.flare.simulate import run_simulator
 
     if threads is not None and threads < len(names):
@@ -147,10 +153,9 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         )
     with console.Progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
-    entries = audit.verify(folder / AUDIT)
-    last = entries[-1]
-    if last["event"] != "finish" or last["status"] != "completed":
-        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / 'flare_log.txt'}")
+    last = audit.verify(folder / AUDIT)[-1]
+    if last["event"] != "finish" or last["status"] != "completed" or not (folder / REPORT).is_file():
+        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
     return json.loads((folder / REPORT).read_text())
 
 
@@ -175,6 +180,11 @@ def _finished(folder: Path, config: RunConfig, env: str) -> Mapping[str, Any] | 
     return report if same and report["status"] == "completed" else None
 
 
+def _completed(folder: Path) -> bool:
+    """A run there came to its end, so that it is not replaced without being asked to."""
+    return (folder / REPORT).is_file() and json.loads((folder / REPORT).read_text()).get("status") == "completed"
+
+
 def _check_comparison_folder(folder: Path, force: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not force:
         strangers = [
@@ -185,16 +195,25 @@ def _check_comparison_folder(folder: Path, force: bool) -> None:
     _make_parent(folder / CONFIG)
 
 
-def _refuse_existing(folder: Path, force: bool, marker: str) -> None:
-    """Refuse a folder with content; with ``force`` only one without ``marker``, so that no stranger's is deleted."""
+def _refuse_existing(folder: Path, force: bool, is_ours: Callable[[Path], bool], kind: str) -> None:
+    """Refuse a folder with content; with ``force`` only one that is not ours, so that no stranger's is deleted."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"--out {folder}: exists and is not a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not force:
         raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
-    if not (folder / marker).is_file():
-        raise UserError(f"--out {folder}: holds no {marker}, so --force does not replace it")
+    if not is_ours(folder):
+        raise UserError(f"--out {folder}: holds no {kind} of fairflare, so --force does not replace it")
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / AUDIT).is_file()
+
+
+def _holds_job(folder: Path) -> bool:
+    server = folder / "app" / "config" / "config_fed_server.json"
+    return (folder / "meta.json").is_file() and server.is_file() and "fairflare.flare.controller" in server.read_text()
 
 
 def _make_parent(folder: Path) -> None:

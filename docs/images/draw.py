@@ -51,8 +51,8 @@ def scores(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
     found: dict[str, list[list[float]]] = {}
     for path in sorted(folder.glob("*/report.json")):
         report = json.loads(path.read_text())
-        rows = {row["name"]: row["value"] for row in report["test_sets"]["rows"]}
-        found.setdefault(report["method"]["title"], []).append([rows[name] for name in names])
+        rows = {row["name"]: row["value"] for row in report["detail"]["test_sets"]["rows"]}
+        found.setdefault(report["title"], []).append([rows[name] for name in names])
     return {title: np.array(values) for title, values in found.items()}
 
 

@@ -118,7 +118,7 @@ def test_export_writes_a_flare_job(capsys, tmp_path):
     client = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
     assert json.loads((job / "meta.json").read_text())["name"] == "fedism_plus_support2"
     assert server["workflows"][0]["path"] == "fairflare.flare.controller.FairController"
-    assert client["executors"][0]["tasks"] == ["train", "evaluate"]
+    assert client["executors"][0]["tasks"] == ["declare", "train", "evaluate"]
     assert "task_request_interval" not in json.dumps(server), "production keeps FLARE's intervals"
     package = job / "app" / "custom" / "fairflare"
     assert (package / "__init__.py").is_file() and (package / "clinic" / "data").is_dir()
@@ -224,3 +224,68 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
         where = ["--pretrained-weights", tmp_path / "no.pth", "--out", tmp_path / "run", "--env", env]
         code, _, err = call(capsys, *arguments, *where)
         assert code == 2 and "no.pth" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_report_json_has_the_promised_keys(finished):
+    report = json.loads((finished / "report.json").read_text())
+    rows, fairness = report["sites"], report["fairness"]
+    assert (report["method"], report["task"], report["seed"], report["rounds"]) == ("fedavg", "support2:default", 0, 1)
+    assert report["env"] == "local" and report["clean"] is None and report["corrupted"] is None
+    assert list(rows) == [f"site-{k}" for k in range(1, 5)]
+    for row in rows.values():
+        assert row["n_train"] > row["n_test"] > 0 and len(row["weight"]) == 1 and "auc" in row["metrics"]
+    values = {site: row["metrics"]["auc"] for site, row in rows.items()}
+    assert fairness["metric"] == "auc" and fairness["worst"] == min(values.values())
+    assert values[fairness["worst_site"]] == fairness["worst"]
+    assert fairness["gap"] == pytest.approx(max(values.values()) - min(values.values()))
+    assert fairness["std_sample"] == pytest.approx(fairness["std"] * (4 / 3) ** 0.5)
+
+
+EDITS = {
+    "a number": ("audit.jsonl", lambda text: text.replace('"n_examples": ', '"n_examples": 1', 1)),
+    "the last line dropped": ("audit.jsonl", lambda text: "".join(text.splitlines(True)[:-1])),
+    "a space": ("audit.jsonl", lambda text: text.replace(": ", ":  ", 1)),
+    "a second key": ("audit.jsonl", lambda text: text.replace('{"seq": 1,', '{"weights": {}, "seq": 1,', 1)),
+    "the seed": ("config.json", lambda text: text.replace('"seed": 0', '"seed": 1')),
+    "the report": ("report.json", lambda text: text.replace('"chain_head": "', '"chain_head": "0', 1)),
+}
+
+
+@pytest.mark.parametrize("name, change", EDITS.values(), ids=EDITS)
+def test_verify_finds_any_edit(capsys, finished, tmp_path, name, change):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    assert call(capsys, "verify", copy)[0] == 0
+    before = (copy / name).read_text()
+    (copy / name).write_text(change(before))
+    assert (copy / name).read_text() != before
+    code, _, err = call(capsys, "verify", copy)
+    assert code == 2 and err.count("\n") == 1, err
+
+
+def test_force_keeps_the_old_run_when_the_new_one_cannot_start(capsys, finished):
+    before = (finished / "model.pt").read_bytes()
+    code, _, err = call(capsys, "run", "fedavg", "--task", "ich-phantom:small", "--set", "images=200", "--set",
+                        "alpha=0.01", "--out", finished, "--force")  # fmt: skip
+    assert code == 2, err
+    assert (finished / "model.pt").read_bytes() == before and not list(finished.parent.glob(".*before*"))
+
+
+def test_force_leaves_folders_of_others_alone(capsys, tmp_path):
+    other = tmp_path / "bert"
+    other.mkdir()
+    for name in ("config.json", "weights.bin"):
+        (other / name).write_text("{}")
+    assert call(capsys, *RUN, "--out", other, "--force")[0] == 2 and (other / "weights.bin").exists()
+    (other / "meta.json").write_text("{}")
+    command = ["export", "fedavg", "--task", "support2", "--out", other, "--force"]
+    assert call(capsys, *command)[0] == 2 and (other / "weights.bin").exists()
+
+
+def test_compare_does_not_replace_another_finished_run(capsys, tmp_path):
+    command = ["compare", "fedavg", "--task", "support2", "--out", tmp_path / "c"]
+    assert call(capsys, *command, "--rounds", 1)[0] == 0
+    code, _, err = call(capsys, *command, "--rounds", 2)
+    assert code == 2 and "exists" in err.splitlines()[-1]

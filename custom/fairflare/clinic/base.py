@@ -89,6 +89,10 @@ class Task(ABC):
         """Shared test sets, where the task is simulated and has them."""
         return ()
 
+    def table_sets(self) -> dict[str, str]:
+        """ "clean" and "corrupted" -> names of the two test sets that the papers' tables report, if there are any."""
+        return {}
+
     @abstractmethod
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """All of ``metrics`` and "loss" (mean cross-entropy) from logits (N, C) and targets (N,), where defined."""

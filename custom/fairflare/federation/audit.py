@@ -43,7 +43,7 @@ class AuditLog:
         entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}
         entry["hash"] = entry_hash(entry)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, allow_nan=False) + "\n")
+            file.write(_text(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._seq, self._head = self._seq + 1, entry["hash"]
@@ -51,15 +51,18 @@ class AuditLog:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All entries; raises UserError when a line is not JSON."""
+    """All entries; raises UserError when a line is not the JSON that ``append`` writes."""
     entries = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:
             raise UserError(f"{path.name}: line {number} is not JSON") from None
         if not isinstance(entry, dict):
             raise UserError(f"{path.name}: line {number} is not a JSON object")
+        # A second key of the same name or a space more would leave the parsed entry, and so its hash, as it was.
+        if _text(entry).encode() != line:
+            raise UserError(f"{path.name}: the chain is broken at line {number}: it is not as it was written")
         entries.append(entry)
     return entries
 
@@ -88,6 +91,10 @@ def model_hash(model: StateDict) -> str:
         digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _text(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, allow_nan=False)
 
 
 def _now() -> str:

@@ -176,7 +176,7 @@ def _checked_splits(answer: Answer, round: int) -> dict[str, dict[str, float]]:
     _check_tag(answer, round)
     if not isinstance(answer.metrics, Mapping):
         raise _Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
-    return {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test")}
+    return {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")}
 
 
 def _norm(reply: Reply, trainable: frozenset[str]) -> float:

@@ -101,6 +101,7 @@ class Site:
 
     def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
         splits = {split: self._score(split) for split in ("val", "test")}
+        splits["n"] = {split: float(self.data.size(split)) for split in ("val", "test")}
         return Answer(
             site=self.name, round=instruction.round.number, n_examples=self.data.size("train"), metrics=splits
         )

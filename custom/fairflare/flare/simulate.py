@@ -42,7 +42,7 @@ def run_simulator(
         watch: called about twice a second with the folder where the audit log grows.
 
     Raises:
-        RunFailed: names the log file. No process is left behind, on Ctrl-C neither.
+        RunFailed: quotes the log. No process is left behind, on Ctrl-C neither, and finished rounds are kept.
     """
     with tempfile.TemporaryDirectory(prefix="fairflare_sim_") as scratch:
         workspace = Path(scratch)
@@ -54,11 +54,22 @@ def run_simulator(
                 _wait(child, workspace, watch)
             finally:
                 stop(child.pid, workspace)
-        found = next(workspace.glob(f"*/{RESULT}"), None)
-        if found is None:
-            raise RunFailed(f"the simulator ended with code {child.returncode} and no result; see {folder / LOG}")
-        for item in sorted(found.iterdir()):
-            shutil.move(str(item), folder / item.name)
+                _fetch(workspace, folder)
+    if not (folder / "audit.jsonl").is_file():
+        raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
+
+
+def _fetch(workspace: Path, folder: Path) -> None:
+    """Bring home what the server's process wrote, however far it came."""
+    found = next(workspace.glob(f"*/{RESULT}"), None)
+    for item in sorted(found.iterdir()) if found else ():
+        shutil.move(str(item), folder / item.name)
+
+
+def _last_words(log: Path) -> str:
+    """The last line of FLARE's log that speaks of an error, or its last line."""
+    lines = log.read_text(errors="replace").splitlines() or ["no output"]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1])[-300:]
 
 
 def _wait(child: subprocess.Popen, workspace: Path, watch: Callable[[Path], None]) -> None:

@@ -82,8 +82,8 @@ def _run_row(run: Json) -> Json:
         **{key: fairness[key] for key in ("mean", "std", "gap", "jain")},
         "worst": fairness["worst"]["value"],
         "worst_site": fairness["worst"]["site"],
-        "clean": sets["clean_mean"].get(headline),
-        "corrupted": sets["corrupted_mean"].get(headline),
+        "clean": (sets["last"]["clean"] or sets["clean_mean"]).get(headline),
+        "corrupted": (sets["last"]["corrupted"] or sets["corrupted_mean"]).get(headline),
         "model_sha256": run["provenance"]["model_sha256"],
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.report.fairness import describe, mean
 from fairflare.report.rows import contributions, round_row, site_rows
+from fairflare.report.schema import last_rounds
 from fairflare.report.trail import Trail, read_trail, timing
 from fairflare.report.values import in_order, json_value, number, stop
 
@@ -52,7 +53,7 @@ def summarise(config: Json, entries: list[Json], facts: Json, test_sets: dict[st
         "sites": rows,
         "rounds": [round_row(record, headline, higher) for record in trail.rounds],
         "contributions": contributions(trail, sites),
-        "test_sets": _test_sets(test_sets, headline),
+        "test_sets": {**_test_sets(test_sets, headline), "last": last_rounds(entries, facts.get("table_sets") or {})},
         "timing": timing(trail),
         "provenance": _provenance(config, trail),
     }

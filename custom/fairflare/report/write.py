@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from fairflare.assembly import CONFIG, build_parts, default_device
+from fairflare.assembly import CONFIG, build_parts, scorer
 from fairflare.clinic.base import Task
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.federation import audit
 from fairflare.federation.loop import AUDIT, MODEL, load_model
-from fairflare.federation.site import EVALUATION_BATCH, predict
 from fairflare.federation.state import save_json, save_text
 from fairflare.report.page import render_run
+from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
 
 REPORT = "report.json"
@@ -27,7 +27,8 @@ PAGE = "report.html"
 def write_report(folder: Path) -> dict[str, Any]:
     """(Re)write both files and return the content of ``report.json``.
 
-    The shared test sets of a simulated task are scored here, on the final model, because no site holds them.
+    The shared test sets of a simulated task, which no site holds, are scored here when the run ended before its last
+    rounds, which are scored as they go.
 
     Raises:
         UserError: the folder holds no run, or its audit chain is broken.
@@ -35,16 +36,17 @@ def write_report(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, AUDIT):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: expected the folder of a run, found no {name}")
-    described = _without_paths(json.loads((folder / CONFIG).read_text()))
+    described = _without_paths(read_json(folder / CONFIG))
     entries = audit.verify(folder / AUDIT)
     config = RunConfig.from_json(described)
     parts = build_parts(config, at_site=True)
     model = _logged_model(folder, entries)
-    scores = score_test_sets(parts.task, parts.network, model)
+    scores = _scored(entries) or scorer(parts)(model)
     summary = summarise(described, entries, facts(parts.task), scores)
-    save_json(folder / REPORT, summary)
+    report = report_json(summary, entries)
+    save_json(folder / REPORT, report)
     save_text(folder / PAGE, render_run(summary))
-    return summary
+    return report
 
 
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
@@ -55,18 +57,10 @@ def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def score_test_sets(task: Task, network: torch.nn.Module, model: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Metrics of ``model`` on each of the task's shared test sets."""
-    device = default_device()
-    network.to(device).load_state_dict(model)
-    return {
-        test.name: {
-            "corrupted": test.corrupted,
-            "n": len(test.targets),
-            "metrics": task.evaluate(*predict(network, test.batches(EVALUATION_BATCH), device)),
-        }
-        for test in task.test_sets()
-    }
+def _scored(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The scores that the log holds of its last round."""
+    rounds = [e for e in entries if e["event"] == "round"]
+    return rounds[-1].get("test_sets") or {} if rounds else {}
 
 
 def facts(task: Task) -> dict[str, Any]:
@@ -78,11 +72,16 @@ def facts(task: Task) -> dict[str, Any]:
         "classes": list(task.classes),
         "headline": task.headline,
         "sites": task.sites(),
+        "table_sets": task.table_sets(),
     }
 
 
 def verify_run(folder: Path) -> list[dict[str, Any]]:
-    """The audit entries of a run whose chain is whole and whose ``model.pt`` is the one that the log ends with.
+    """The audit entries of a run whose chain is whole and to which every other file of the folder fits.
+
+    Checked: each line's hash and canonical form, ``model.pt`` (or the checkpoint) against the last model hash,
+    ``config.json`` against the first line, ``report.json`` against the chain's head, and that a run with a ``model.pt``
+    has its last line. Not to be found without the head kept elsewhere: a chain written anew from the first line on.
 
     Raises:
         UserError: one line that says what does not fit.
@@ -91,7 +90,27 @@ def verify_run(folder: Path) -> list[dict[str, Any]]:
         raise UserError(f"{folder}: expected the folder of a run, found no {AUDIT}")
     entries = audit.verify(folder / AUDIT)
     _logged_model(folder, entries)
+    if (folder / MODEL).is_file() and entries[-1]["event"] != "finish":
+        raise UserError(f"{AUDIT}: the last entry is missing: the run ended, and the log does not say so")
+    config = RunConfig.from_json(read_json(folder / CONFIG))
+    if entries[0].get("config_sha256") != config.sha256():
+        raise UserError(f"{CONFIG}: is not the configuration that {AUDIT} begins with")
+    if (folder / REPORT).is_file():
+        head = read_json(folder / REPORT).get("detail", {}).get("provenance", {}).get("chain_head")
+        if head != entries[-1]["hash"]:
+            raise UserError(f"{REPORT}: was made from another log; `fairflare report {folder}` writes it anew")
     return entries
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises UserError when there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{path}: expected a JSON file") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return content
 
 
 def _logged_model(folder: Path, entries: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

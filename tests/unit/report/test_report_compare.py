@@ -142,5 +142,6 @@ def test_table_rows_share_their_columns(runs):
 
 def test_table_leaves_out_what_no_run_has(make_run):
     run = make_run("A", 0)
-    run["test_sets"] = {"rows": [], "clean_mean": {}, "corrupted_mean": {}}
+    none = {"clean": None, "corrupted": None}
+    run["test_sets"] = {"rows": [], "clean_mean": {}, "corrupted_mean": {}, "last": none}
     assert "clean" not in table(compare([run]))[0]

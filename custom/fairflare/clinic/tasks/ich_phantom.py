@@ -149,6 +149,10 @@ class IchPhantom(Task):
         clean = [self._image("test", i, label) for i, label in enumerate(labels)]
         return tuple(self._test_sets(clean, torch.from_numpy(labels)))
 
+    def table_sets(self) -> dict[str, str]:
+        """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
+        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
+
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
