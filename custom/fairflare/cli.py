@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = _complain(" ".join(str(error).split()), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         code = _complain("interrupted", 130)
+    except Exception as error:
+        if os.environ.get("FAIRFLARE_DEBUG"):
+            raise
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        code = _complain(f"internal error: {words} (FAIRFLARE_DEBUG=1 shows where)", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -133,7 +133,7 @@ def make_config(
 def part(cls: type, settings: Mapping[str, Any]) -> Any:
     """An instance of a rule, trainer, probe or Training with its share of ``settings``; raises UserError."""
     try:
-        return cls(**_among(cls, settings))
+        return cls(**{key: registry.checked(cls, key, value) for key, value in _among(cls, settings).items()})
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -6,6 +6,7 @@ Foret et al., "Sharpness-Aware Minimization", ICLR 2021, https://arxiv.org/abs/2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -32,9 +33,13 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
 def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, norm: float) -> Iterator[None]:
     """Within: w + rho g / (||g||_2 + 1e-12). Left: the same vector subtracted again, whatever happened within.
 
-    No copy of the weights is made; leaving restores them to within one rounding.
+    No copy of the weights is made; leaving restores them to within one rounding. A gradient that is not finite perturbs
+    nothing.
     """
-    scale = rho / (norm + TINY)
+    scale = rho / (norm + TINY) if math.isfinite(norm) else 0.0
+    if not scale:
+        yield
+        return
     with torch.no_grad():
         torch._foreach_add_(parameters, gradients, alpha=scale)
     try:

@@ -223,4 +223,7 @@ def _import_plugin(path: Path) -> None:
         raise UserError(f"{PLUGINS}: no such Python file: {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{PLUGINS}: {path}: {type(error).__name__}: {error}") from error

@@ -144,6 +144,9 @@ MISTAKES = [
     (["compare", "fedavg", "--task", "support2", "--seeds", "one"], "--seeds"),
     (["export", "fedavg", "--task", "support2"], "--out"),
     (["nosuch"], "nosuch"),
+    (["run", "fedism", "--task", "support2", "--set", "probe_batch=0"], "probe_batch must be at least 1, got 0"),
+    (["run", "fedism", "--task", "support2", "--set", "rho_max=-1", "--set", "trainer=sgd"], "rho_max must be finite"),
+    (["run", "fedism", "--task", "support2", "--set", "rho_max=nan", "--set", "trainer=sgd"], "rho_max must be finite"),
 ]
 
 

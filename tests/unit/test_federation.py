@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.errors import RunFailed
+from fairflare.errors import RunFailed, UserError
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer, Instruction
@@ -86,6 +86,7 @@ def test_too_few_sites_keep_the_last_good_model(tmp_path):
         make_federation(tmp_path, transport).run(initial_model())
     entries = verify(tmp_path / "audit.jsonl")
     assert entries[-1]["status"] == "failed" and entries[-1]["model_sha256"] == entries[1]["model_sha256"]
+    assert entries[-2]["event"] == "round_failed" and set(entries[-2]["rejected"]) == {"site-2", "site-3"}
     assert model_hash(torch.load(tmp_path / "model.pt", weights_only=True)) == entries[1]["model_sha256"]
 
 
@@ -207,3 +208,15 @@ def test_the_last_five_rounds_are_scored(tmp_path):
     federation.run(initial_model())
     scored = [bool(e["test_sets"]) for e in verify(tmp_path / "audit.jsonl") if e["event"] == "round"]
     assert scored == [False] * 2 + [True] * 5
+
+
+def test_another_configuration_does_not_continue_a_run(tmp_path):
+    def die(answers):
+        raise Dies
+
+    with pytest.raises(Dies):
+        make_federation(tmp_path, Tampered(make_sites(), 2, die)).run(initial_model())
+    other = make_federation(tmp_path)
+    other.header = {"config_sha256": "another"}
+    with pytest.raises(UserError, match="another configuration"):
+        other.run(initial_model())

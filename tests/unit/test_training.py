@@ -171,3 +171,23 @@ def test_an_abort_stops_within_a_batch():
 def test_bad_radii_are_named(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         GSAM(**bad)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
+    network = small_network().train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    data, calls = Blobs(1), []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise Broken
+        loss = nn.functional.cross_entropy(network(data.x), data.y)
+        loss.backward()
+        network[0].weight.grad[0, 0] = float("inf")
+        return loss
+
+    before = [p.detach().clone() for p in network.parameters()]
+    with pytest.raises(Broken):
+        gsam_step(network, optimizer, closure, rho=0.1, alpha=0.1)
+    assert all(torch.equal(p, b) for p, b in zip(network.parameters(), before))

@@ -62,11 +62,9 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
         scores: (N,) float.
         positive: (N,) bool with at least one of either kind.
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    n_pos = int(positive.sum())
-    n_neg = len(positive) - n_pos
-    return float((ranks[positive].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(positive, scores))
 
 
 def _confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarray:

@@ -27,11 +27,12 @@ class AuditLog:
     def __init__(self, path: Path) -> None:
         """Raises UserError when the file exists and its chain is broken."""
         self.path = path
-        self._seq, self._head = 0, GENESIS
+        self._seq, self._head, self.first = 0, GENESIS, {}
         if path.exists():
             _drop_torn_line(path)
             entries = verify(path)
             self._seq, self._head = len(entries), entries[-1]["hash"] if entries else GENESIS
+            self.first = entries[0] if entries else {}
 
     @property
     def entries(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fairflare.contracts import Round, StateDict
-from fairflare.errors import RunFailed
+from fairflare.errors import RunFailed, UserError
 from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.gate import (
     Gate,
@@ -91,6 +91,9 @@ class Federation:
     def _open(self, initial: StateDict) -> Checkpoint:
         path = self.folder / CHECKPOINT
         if path.exists():
+            begun = self._audit.first.get("config_sha256")
+            if begun != self.header.get("config_sha256"):
+                raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
             standing = load_checkpoint(path)
             self._sha256 = model_hash(standing.model)
             (self.folder / MODEL).unlink(missing_ok=True)
@@ -137,6 +140,7 @@ class Federation:
         verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
         rejections = verdict.rejections + _silent(instructions, answers)
         if len(verdict.replies) < self.min_sites:
+            self._log("round_failed", round=round.number, rejected=_by_site(rejections), model_sha256=self._sha256)
             raise RunFailed(_too_few(round.number, len(verdict.replies), self.min_sites, rejections))
         outcome = self.rule.combine(standing.model, verdict.replies, standing.state, round)
         if not all(bool(torch.isfinite(value).all()) for value in outcome.model.values()):

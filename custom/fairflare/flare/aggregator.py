@@ -53,6 +53,8 @@ class FairAggregator(ModelAggregator):
         """
         super().__init__()
         self.method, self.rounds, self.min_sites, self.settings = method, rounds, min_sites, settings
+        if min_sites < 1 or rounds < 1:
+            raise UserError(f"min_sites and rounds: expected at least 1, got {min_sites} and {rounds}")
         entry = registry.get_method(method)
         unknown = sorted(set(settings or {}) - set(registry.parameters(entry.rule)))
         if unknown:

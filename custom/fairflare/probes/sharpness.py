@@ -54,6 +54,13 @@ class Sharpness(Probe):
     probe_loss: Literal["ce", "logit_adjusted"] = "ce"
     probe_batch: int = 64
 
+    def __post_init__(self) -> None:
+        for name in ("rho_max", "rho_tau"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        if self.probe_batch < 1:
+            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
+
     @property
     def when(self) -> Literal["received", "trained"]:
         """The model that ``probe_model`` names."""

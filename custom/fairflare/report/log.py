@@ -30,6 +30,10 @@ def line(entry: Mapping[str, Any]) -> str:
         seconds = sum(entry["seconds"].values())
         left_out = "".join(f"; {s} left out: {r['code']} ({r['detail']})" for s, r in entry["rejected"].items())
         return f"round {entry['round']} of {entry['rounds']}: {len(entry['accepted'])} sites, {seconds:.2f} s{left_out}"
+    if entry["event"] == "round_failed":
+        return f"round {entry['round']}: too few sites; " + "; ".join(
+            f"{s}: {r['code']}" for s, r in entry["rejected"].items()
+        )
     if entry["event"] == "resume":
         return f"resumed after round {entry['from_round']}"
     if entry["event"] == "finish":

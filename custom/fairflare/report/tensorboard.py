@@ -26,8 +26,10 @@ class TensorBoard:
         for site, weight in entry["weights"].items():
             self._writer.add_scalar(f"weight/{site}", weight, step)
         for site, reply in entry["accepted"].items():
-            for name, value in {**reply["metrics"], **reply["scalars"]}.items():
+            for name, value in reply["metrics"].items():
                 self._writer.add_scalar(f"{name}/{site}", value, step)
+            for name, value in reply["scalars"].items():
+                self._writer.add_scalar(f"probe_{name}/{site}", value, step)
         for phase, seconds in entry["seconds"].items():
             self._writer.add_scalar(f"time/{phase}", seconds, step)
         self._fairness(entry["accepted"], step)
