@@ -44,7 +44,7 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method):
     initial = build_parts(make_config(method, "support2:dirichlet", sites=3)).model
     assert model_hash(initial) not in hashes.values()
     local, flare = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("first", "flare"))
-    assert local["fairness"] == flare["fairness"] and local["test_sets"] == flare["test_sets"]
+    assert local["fairness"] == flare["fairness"] and local["sites"] == flare["sites"]
     assert fairflare("verify", tmp_path / "flare").returncode == 0
     names = {p.name for p in (tmp_path / "flare").iterdir()}
     assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
