@@ -31,6 +31,7 @@ def main() -> None:
     """Measure and print."""
     options = parse()
     device = torch.device(options.device)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.manual_seed(0)
     network = build("resnet18", 3, CLASSES).to(device).train()
     x = torch.randn(options.batch, 3, options.size, options.size, device=device)
@@ -74,7 +75,7 @@ def foreach_arithmetic(network, parameters, first, second) -> None:
 
 @torch.no_grad()
 def loop_arithmetic(network, parameters, first, second) -> None:
-    """The same arithmetic tensor by tensor, with cloned weights and gradients."""
+    """The same arithmetic tensor by tensor, with cloned weights and gradients and both norms taken at the end."""
     saved = [p.clone() for p in parameters]
     old = [g.clone() for g in first]
     norm = torch.norm(torch.stack([g.norm(p=2) for g in old]))
@@ -84,9 +85,10 @@ def loop_arithmetic(network, parameters, first, second) -> None:
         p.copy_(s)
     inner = sum((a * b).sum() for a, b in zip(old, second))
     second_norm = torch.norm(torch.stack([g.norm(p=2) for g in second]))
-    cosine = inner / (norm * second_norm + 1e-12)
+    old_norm = torch.norm(torch.stack([g.norm(p=2) for g in old]))
+    cosine = inner / (old_norm * second_norm + 1e-12)
     for a, b in zip(old, second):
-        vertical = a - cosine * norm * b / (second_norm + 1e-12)
+        vertical = a - cosine * old_norm * b / (second_norm + 1e-12)
         b.sub_(vertical * ALPHA)
 
 
@@ -119,7 +121,10 @@ def report(options, device, times) -> None:
     """Print medians and ratios."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     precision = "bf16, channels_last" if options.bf16 else "float32"
-    print(f"ResNet-18, batch {options.batch}, {options.size} px, {precision}, {name}, torch {torch.__version__}")
+    print(
+        f"ResNet-18, batch {options.batch}, {options.size} px, {precision}, {name}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads"
+    )
     for variant, seconds in times.items():
         print(f"  {variant:8s} {1e3 * statistics.median(seconds):9.1f} ms")
     print(f"GSAM step / Adam step:              {ratio(times, 'gsam', 'adam'):.3f}   (goal: at most 2.0)")
@@ -130,6 +135,7 @@ def parse() -> argparse.Namespace:
     """Command-line options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, help="torch threads; torch's default without it")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast and channels_last")

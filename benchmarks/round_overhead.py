@@ -58,6 +58,7 @@ def local_against_bare_loop(options: argparse.Namespace) -> None:
     for repeat in range(options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             federation = build_federation(config, parts, InProcess(sites), Path(folder), "local")
+            federation.score = lambda model: {}  # the bare loop has no shared test sets either
             started = time.perf_counter()
             federation.run(initial)
             middle = time.perf_counter()

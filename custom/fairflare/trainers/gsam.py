@@ -12,6 +12,7 @@ https://arxiv.org/abs/2203.08065, Algorithm 1; Foret et al., ICLR 2021, https://
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,6 +25,9 @@ from fairflare.objectives import Objective
 from fairflare.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
 from fairflare.registry import trainer
 from fairflare.trainers.base import Trainer
+
+BLOCK = 2**17
+"""Entries per block: half a megabyte in float32."""
 
 
 @trainer("gsam")
@@ -106,8 +110,25 @@ def gsam_step(
 @torch.no_grad()
 def _subtract_gap(first: Sequence[Tensor], norm: float, second: Sequence[Tensor], alpha: float) -> None:
     """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place."""
-    second_norm = global_norm(second)
-    inner = float(sum(torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(first, second)))
+    first, second = _blocks(first), _blocks(second)
+    products = torch.stack([torch.stack((torch.dot(a, b), torch.dot(b, b))) for a, b in zip(first, second)])
+    inner, square = products.double().sum(0).tolist()
+    second_norm = math.sqrt(square)
     cosine = inner / (norm * second_norm + TINY)
-    torch._foreach_mul_(second, 1 + alpha * cosine * norm / (second_norm + TINY))
-    torch._foreach_add_(second, first, alpha=-alpha)
+    scale = 1 + alpha * cosine * norm / (second_norm + TINY)
+    if second[0].device.type == "cpu":
+        for a, b in zip(first, second):
+            b.mul_(scale).add_(a, alpha=-alpha)
+    else:
+        torch._foreach_mul_(second, scale)
+        torch._foreach_add_(second, first, alpha=-alpha)
+
+
+def _blocks(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Flat views of all entries, on the CPU cut so small that a block stays in cache between two operations."""
+    return [block for t in tensors for block in _flat(t).split(BLOCK if t.device.type == "cpu" else t.numel())]
+
+
+def _flat(t: Tensor) -> Tensor:
+    """A view of a dense tensor's entries in memory order, which a gradient shares with its parameter's gradients."""
+    return t.as_strided((t.numel(),), (1,))
