@@ -154,9 +154,13 @@ def run_local(
     folder: Path,
     observers: Sequence[Observer] = (),
     on_site: Callable[[str], None] = lambda name: None,
+    parts: Parts | None = None,
 ) -> StateDict:
-    """A whole federation in this process; ``on_site`` is told of each site before its data are built."""
-    parts = build_parts(config)
+    """A whole federation in this process; ``on_site`` is told of each site before its data are built.
+
+    ``parts`` are those of ``config`` where the caller has built them already; nothing may have trained in them.
+    """
+    parts = parts or build_parts(config)
     initial = parts.model
     sites = {}
     for name in parts.task.sites():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import console
-from fairflare.assembly import CONFIG, build_parts, run_local, site_names
+from fairflare.assembly import CONFIG, Parts, build_parts, run_local
 from fairflare.config import RunConfig
 from fairflare.errors import FairFlareError, RunFailed, UserError
 from fairflare.federation import audit
@@ -49,14 +49,14 @@ def execute(
         UserError: the folder cannot be used, or the task's data are not there.
         RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
     """
-    names = site_names(config)
-    build_parts(config)  # a wrong weights file is better found here than in a server process
+    parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
+    names = list(parts.task.sites())
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     with fresh_folder(folder, force):
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
-        return _in_process(config, folder, names)
+        return _in_process(config, parts, folder)
 
 
 def compare_all(
@@ -128,12 +128,12 @@ def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
             shutil.rmtree(before.parent, ignore_errors=True)
 
 
-def _in_process(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def _in_process(config: RunConfig, parts: Parts, folder: Path) -> dict[str, Any]:
     board, log = TensorBoard(folder), RunLog(folder)
     rounds = config.training["rounds"]
     try:
-        with console.Progress(title(config), rounds, len(names)) as progress:
-            run_local(config, folder, [board, log, progress], on_site=progress.preparing)
+        with console.Progress(title(config), rounds, len(parts.task.sites())) as progress:
+            run_local(config, folder, [board, log, progress], on_site=progress.preparing, parts=parts)
     except FairFlareError:
         board.close()
         _report_what_there_is(folder)

@@ -34,11 +34,6 @@ class AuditLog:
             self._seq, self._head = len(entries), entries[-1]["hash"] if entries else GENESIS
             self.first = entries[0] if entries else {}
 
-    @property
-    def entries(self) -> int:
-        """Number of entries in the file."""
-        return self._seq
-
     def append(self, event: str, **content: Any) -> dict[str, Any]:
         """Write one entry durably and return it, with its ``seq``, ``time``, ``prev`` and ``hash``."""
         entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}

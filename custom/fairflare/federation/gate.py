@@ -77,19 +77,15 @@ class Gate:
             round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
         """
-        accepted: dict[str, Reply] = {}
-        refused: dict[str, Rejection] = {}
+        accepted, refused, repeated = _first_good(
+            answers, lambda a: self._accept(a, model, round, declared.get(a.site))
+        )
         flags: dict[str, list[str]] = {}
-        for answer in answers:
-            if answer.site in accepted:
-                flags.setdefault(answer.site, []).append("duplicate")
-                continue
-            reply = _guarded(answer, refused, lambda a: self._accept(a, model, round, declared.get(a.site)))
-            if reply is not None:
-                accepted[answer.site] = reply
+        for site in repeated:
+            flags.setdefault(site, []).append("duplicate")
         self._reject_outliers(accepted, refused, flags)
-        left_out = [refused[site] for site in sorted(refused) if site not in accepted]
-        return Verdict([accepted[s] for s in sorted(accepted)], left_out, {s: flags[s] for s in sorted(flags)})
+        replies = [accepted[site] for site in sorted(accepted)]
+        return Verdict(replies, _left_out(refused, accepted), {site: flags[site] for site in sorted(flags)})
 
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
         _check_tag(answer, round)
@@ -133,36 +129,38 @@ def inspect_evaluation(
     answers: Sequence[Answer], round: int
 ) -> tuple[dict[str, dict[str, dict[str, float]]], list[Rejection]]:
     """Site -> split -> metrics of the answers to "evaluate", and the rejections."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    refused: dict[str, Rejection] = {}
-    for answer in answers:
-        if answer.site not in found:
-            splits = _guarded(answer, refused, lambda a: _checked_splits(a, round))
-            if splits is not None:
-                found[answer.site] = splits
-    return {s: found[s] for s in sorted(found)}, [refused[s] for s in sorted(refused) if s not in found]
+    found, refused, _ = _first_good(answers, lambda a: _checked_splits(a, round))
+    return {site: found[site] for site in sorted(found)}, _left_out(refused, found)
 
 
 def inspect_counts(answers: Sequence[Answer]) -> tuple[dict[str, int], list[Rejection]]:
     """Site -> n_k of the answers to "declare", and the rejections."""
-    found: dict[str, int] = {}
+    found, refused, _ = _first_good(answers, _checked_declaration)
+    return {site: found[site] for site in sorted(found)}, _left_out(refused, found)
+
+
+def _first_good(
+    answers: Sequence[Answer], check: Callable[[Answer], T]
+) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
+    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on."""
+    found: dict[str, T] = {}
     refused: dict[str, Rejection] = {}
+    repeated: list[str] = []
     for answer in answers:
-        count = _guarded(answer, refused, lambda a: (_check_tag(a, None), _checked_count(a.n_examples, None))[1])
-        if count is not None:
-            found.setdefault(answer.site, count)
-    return {s: found[s] for s in sorted(found)}, [refused[s] for s in sorted(refused) if s not in found]
+        if answer.site in found:
+            repeated.append(answer.site)
+            continue
+        try:
+            found[answer.site] = check(answer)
+        except _Refused as error:
+            refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
+        except Exception as error:  # an answer may hold anything: whatever breaks a check is no answer
+            refused.setdefault(answer.site, Rejection(answer.site, "malformed", type(error).__name__))
+    return found, refused, repeated
 
 
-def _guarded(answer: Answer, refused: dict[str, Rejection], check: Callable[[Answer], T]) -> T | None:
-    """The result of ``check``; None with a rejection noted when it refuses, or stumbles over what a site sent."""
-    try:
-        return check(answer)
-    except _Refused as error:
-        refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
-    except Exception as error:  # an answer may hold anything: whatever breaks a check is no answer
-        refused.setdefault(answer.site, Rejection(answer.site, "malformed", type(error).__name__))
-    return None
+def _left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list[Rejection]:
+    return [refused[site] for site in sorted(refused) if site not in found]
 
 
 def _check_tag(answer: Answer, round: int | None) -> None:
@@ -170,6 +168,11 @@ def _check_tag(answer: Answer, round: int | None) -> None:
         raise _Refused("site_error", str(answer.error))
     if round is not None and (type(answer.round) is not int or answer.round != round):
         raise _Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
+
+
+def _checked_declaration(answer: Answer) -> int:
+    _check_tag(answer, None)
+    return _checked_count(answer.n_examples, None)
 
 
 def _checked_splits(answer: Answer, round: int) -> dict[str, dict[str, float]]:

@@ -89,21 +89,20 @@ class Federation:
         return standing.model
 
     def _open(self, initial: StateDict) -> Checkpoint:
-        path = self.folder / CHECKPOINT
+        path, begun = self.folder / CHECKPOINT, self._audit.first
+        if begun and begun.get("config_sha256") != self.header.get("config_sha256"):
+            raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         if path.exists():
-            begun = self._audit.first.get("config_sha256")
-            if begun != self.header.get("config_sha256"):
-                raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
             standing = load_checkpoint(path)
             self._sha256 = model_hash(standing.model)
             (self.folder / MODEL).unlink(missing_ok=True)
             self._log("resume", from_round=standing.round, model_sha256=self._sha256)
             return standing
         self._sha256 = model_hash(initial)
-        if self._audit.entries:
+        if begun:
             # Killed in the first round: the log has begun, and no checkpoint had been written.
             self._log("resume", from_round=0, model_sha256=self._sha256)
-            return Checkpoint(round=0, model=initial)
+            return Checkpoint(round=0, model=initial, declared=begun.get("declared", {}))
         declared, rejections = self._ask_counts()
         self._log(
             "start",
