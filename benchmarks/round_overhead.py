@@ -81,11 +81,11 @@ def bare_round(config: RunConfig, sites: dict[str, Site], initial: dict[str, tor
         seed_everything(0)
         network = site.network
         network.load_state_dict(initial)
-        site.metrics(*predict(network, site.data.fixed("val", EVALUATION_BATCH), site.device))
+        site.scoring.evaluate(*predict(network, site.data.fixed("val", EVALUATION_BATCH), site.device)[:2])
         network.train()
         optimizer = make_optimizer(network, site.training)
         objective = local_objective(site.data.class_counts, site.training.logit_tau)
-        for inputs, targets in site.data.training(site.training.batch_size, derive(0, "epoch", 0)):
+        for inputs, targets, _ in site.data.training(site.training.batch_size, derive(0, "epoch", 0)):
             optimizer.zero_grad(set_to_none=True)
             objective(network(inputs), targets).backward()
             optimizer.step()
@@ -94,7 +94,7 @@ def bare_round(config: RunConfig, sites: dict[str, Site], initial: dict[str, tor
     for site in sites.values():
         site.network.load_state_dict(average)
         for split in ("val", "test"):
-            site.metrics(*predict(site.network, site.data.fixed(split, EVALUATION_BATCH), site.device))
+            site.scoring.evaluate(*predict(site.network, site.data.fixed(split, EVALUATION_BATCH), site.device)[:2])
     return average
 
 

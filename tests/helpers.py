@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from fairflare.contracts import Training
+from fairflare.contracts import Batch, Training
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation
@@ -25,6 +25,8 @@ class Blobs:
         self.y = torch.arange(n) % 2
         self.x = torch.randn(n, 4, generator=generator) + self.y[:, None] * (2.0 / site)
         self.class_counts = torch.bincount(self.y, minlength=2)
+        self.groups = self.y
+        self.group_counts = self.class_counts
 
     def size(self, split):
         return len(self.y)
@@ -32,10 +34,11 @@ class Blobs:
     def training(self, batch_size, seed):
         order = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))
         for part in order.split(batch_size):
-            yield self.x[part], self.y[part]
+            yield Batch(self.x[part], self.y[part], self.groups[part])
 
-    def fixed(self, split, batch_size):
-        yield from zip(self.x.split(batch_size), self.y.split(batch_size))
+    def fixed(self, split, batch_size, at_most=None):
+        chosen = [part[:at_most] for part in (self.x, self.y, self.groups)]
+        yield from map(Batch._make, zip(*(part.split(batch_size) for part in chosen)))
 
 
 def small_network(seed=0):
@@ -43,14 +46,23 @@ def small_network(seed=0):
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 2))
 
 
-def accuracy(outputs, targets):
-    return {"accuracy": float((outputs.argmax(1) == targets).float().mean())}
+class Accuracy:
+    headline = "accuracy"
+
+    def condense(self, outputs, targets):
+        return outputs, targets
+
+    def evaluate(self, outputs, targets):
+        return {"accuracy": float((outputs.argmax(1) == targets).float().mean())}
+
+    def hits(self, outputs, targets):
+        return (outputs.argmax(1) == targets).double()
 
 
 def make_sites(count=3, network=None, trainer=None, probes=PROBES):
     network = network or small_network()
     return {
-        f"site-{k}": Site(f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, accuracy, seed=5)
+        f"site-{k}": Site(f"site-{k}", Blobs(k), network, trainer or GSAM(), probes, TRAINING, Accuracy(), seed=5)
         for k in range(1, count + 1)
     }
 

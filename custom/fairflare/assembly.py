@@ -14,12 +14,14 @@ from torch import nn
 from fairflare import registry
 from fairflare.clinic import tasks
 from fairflare.clinic.base import Task, TestSet
+from fairflare.clinic.grouping import Grouping
 from fairflare.config import RunConfig, part, versions
-from fairflare.contracts import StateDict, Training
+from fairflare.contracts import Outline, Scalar, StateDict, Training
 from fairflare.errors import UserError
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
+from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import EVALUATION_BATCH, Site, predict
 from fairflare.federation.state import save_json
@@ -28,6 +30,8 @@ from fairflare.rules.base import Rule
 from fairflare.seeds import derive, seed_everything
 
 CONFIG = "config.json"
+SITES = "sites"
+"""Folder of an in-process run where the sites keep their memories."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class Parts:
     network: nn.Module
     model: StateDict
     """The initial model w^0."""
+    grouping: Grouping
+
+    @property
+    def outline(self) -> Outline:
+        """What server and sites know alike."""
+        return Outline(self.model, self.grouping.names)
+
+    def scalars(self, *, anchored: bool) -> tuple[Scalar, ...]:
+        """The numbers that sites may report in a round's first exchange, or in its second."""
+        probes = [p for p in self.probes if (p.when == "anchored") == anchored]
+        return tuple({s.name: s for probe in probes for s in probe.scalars(self.outline)}.values())
 
     @property
     def trainable(self) -> frozenset[str]:
@@ -64,7 +79,9 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     seed_everything(derive(config.seed, "initial model"))
     network = task.network()
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}
-    return Parts(task, rule, _wanted(rule, probes), network, model)
+    grouping = task.grouping(config.group_by)
+    chosen = _chosen(rule, probes, Outline(model, grouping.names))
+    return Parts(task, rule, chosen, network, model, grouping)
 
 
 def build_federation(
@@ -86,11 +103,24 @@ def build_federation(
         "config_sha256": config.sha256(),
         "versions": versions(),
     }
-    scalars = tuple(s for probe in parts.probes for s in probe.reports)
-    gate = Gate(trainable=parts.trainable, scalars=scalars, wanted=parts.rule.wanted)
-    rounds = config.training["rounds"]
+    gate = Gate(
+        trainable=parts.trainable,
+        scalars=parts.scalars(anchored=False),
+        wanted=parts.rule.wanted,
+        anchored=parts.scalars(anchored=True),
+    )
     return Federation(
-        parts.rule, gate, transport, rounds, config.min_sites, folder, header, observers, score=scorer(parts)
+        rule=parts.rule,
+        gate=gate,
+        transport=transport,
+        rounds=config.training["rounds"],
+        min_sites=config.min_sites,
+        folder=folder,
+        header=header,
+        observers=observers,
+        groups=parts.grouping.names,
+        leave_out=config.leave_out,
+        score=scorer(parts),
     )
 
 
@@ -106,7 +136,7 @@ def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
             test.name: {
                 "corrupted": test.corrupted,
                 "n": len(test.targets),
-                "metrics": parts.task.evaluate(*predict(parts.network, test.batches(EVALUATION_BATCH), device)),
+                "metrics": _scored(parts, test, device),
             }
             for test in found
         }
@@ -114,28 +144,36 @@ def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
     return score
 
 
+def _scored(parts: Parts, test: TestSet, device: torch.device) -> dict[str, float]:
+    batches = test.batches(EVALUATION_BATCH)
+    return parts.task.evaluate(*predict(parts.network, batches, device, parts.task.condense)[:2])
+
+
 def build_site(
     config: RunConfig,
     parts: Parts,
     name: str,
     device: torch.device | None = None,
-    stop_if_aborted: Callable[[], None] = lambda: None,
+    memory: Path | None = None,
 ) -> Site:
-    """One site's side; raises UserError when the task has no such site."""
+    """One site's side, which keeps its memory in the file ``memory``; raises UserError for a site the task lacks."""
     known = parts.task.sites()
     if name not in known:
         raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
     return Site(
         name=name,
-        data=parts.task.site_data(name),
+        data=parts.task.site_data(name).grouped(parts.grouping),
         network=parts.network,
         trainer=part(registry.get_trainer(config.trainer), config.settings),
         probes=parts.probes,
         training=part(Training, config.training),
-        metrics=parts.task.evaluate,
+        scoring=parts.task,
         seed=config.seed,
         device=device or default_device(),
-        stop_if_aborted=stop_if_aborted,
+        objective=parts.task.objective,
+        groups=parts.grouping.names,
+        min_count=config.min_count,
+        memory=SiteMemory(memory),
     )
 
 
@@ -165,7 +203,7 @@ def run_local(
     sites = {}
     for name in parts.task.sites():
         on_site(name)
-        sites[name] = build_site(config, parts, name)
+        sites[name] = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt")
     return build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
 
 
@@ -174,10 +212,11 @@ def default_device() -> torch.device:
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
-def _wanted(rule: Rule, probes: Sequence[Probe]) -> tuple[Probe, ...]:
-    """The probes that report something the rule wants; raises UserError when something wanted is reported by none."""
-    reported: Mapping[str, Any] = {s.name: probe for probe in probes for s in probe.reports}
-    missing = [name for name in rule.wanted if name not in reported]
+def _chosen(rule: Rule, probes: Sequence[Probe], outline: Outline) -> tuple[Probe, ...]:
+    """The probes that report something the rule uses; raises UserError when something wanted is reported by none."""
+    reported = {probe: {s.name for s in probe.scalars(outline)} for probe in probes}
+    missing = [name for name in rule.wanted if not any(name in names for names in reported.values())]
     if missing:
         raise UserError(f"rule {type(rule).__name__}: no probe of the method reports {missing[0]!r}")
-    return tuple(p for p in probes if any(s.name in rule.wanted for s in p.reports))
+    used = {*rule.wanted, *rule.useful}
+    return tuple(p for p in probes if any(n in used or n.partition("/")[0] in used for n in reported[p]))

@@ -17,13 +17,14 @@ import torch
 
 from fairflare import registry
 from fairflare.config import part
-from fairflare.contracts import Reply, Round, Scalar, StateDict, Weights
+from fairflare.contracts import Outline, Reply, Round, Scalar, StateDict, Weights
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.registry import Method
 from fairflare.rules.base import Rule, State
 
 TOLERANCE = 1e-9
 ROUNDS = 4
+GROUPS = ("a", "b")
 
 
 def check_method(id: str) -> None:
@@ -97,7 +98,7 @@ def rounds_are_pure(entry: Method) -> None:
     rule, model, replies = _rule(entry), _model(), _replies(entry, 3, seed=11)
     before = {k: v.clone() for k, v in model.items()}
     sent = [{k: v.clone() for k, v in r.update.items()} for r in replies]
-    once, twice = (rule.combine(model, replies, {}, Round(1, ROUNDS)) for _ in range(2))
+    once, twice = (rule.aggregate(model, replies, {}, Round(1, ROUNDS)) for _ in range(2))
     assert _equal(once.model, twice.model), f"{entry.id}: the same round gave two models"
     assert _equal(model, before), f"{entry.id}: the received model was changed"
     assert all(_equal(r.update, s) for r, s in zip(replies, sent)), f"{entry.id}: a reply was changed"
@@ -109,14 +110,14 @@ def rounds_are_pure(entry: Method) -> None:
 def state_survives_a_restart(entry: Method) -> None:
     """Saving the state to a file and reading it back changes nothing in the next round."""
     rule, model, replies = _rule(entry), _model(), _replies(entry, 3, seed=13)
-    outcome = rule.combine(model, replies, {}, Round(1, ROUNDS))
+    outcome = rule.aggregate(model, replies, {}, Round(1, ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
         save_checkpoint(path, Checkpoint(1, outcome.model, outcome.state))
         found = load_checkpoint(path)
     again = _replies(entry, 3, seed=14)
-    straight = rule.combine(outcome.model, again, outcome.state, Round(2, ROUNDS))
-    resumed = rule.combine(found.model, again, found.state, Round(2, ROUNDS))
+    straight = rule.aggregate(outcome.model, again, outcome.state, Round(2, ROUNDS))
+    resumed = rule.aggregate(found.model, again, found.state, Round(2, ROUNDS))
     assert straight.weights == resumed.weights, f"{entry.id}: {straight.weights} became {resumed.weights}"
     assert _equal(straight.model, resumed.model), f"{entry.id}: another model after a restart"
 
@@ -153,12 +154,14 @@ def _rule(entry: Method) -> Rule:
 
 
 def _weigh(rule: Rule, replies: Sequence[Reply], state: State, t: int) -> tuple[Weights, State]:
-    outcome = rule.combine(_model(), replies, state, Round(t, ROUNDS))
+    outcome = rule.aggregate(_model(), replies, state, Round(t, ROUNDS))
     return outcome.weights, outcome.state
 
 
 def _scalars(entry: Method) -> list[Scalar]:
-    return [s for id in entry.probes for s in registry.get_probe(id).reports]
+    """The numbers that the method's probes report on ``_model``, first and second exchange together."""
+    probes = [part(registry.get_probe(id), entry.settings) for id in entry.probes]
+    return [s for probe in probes for s in probe.scalars(Outline(_model(), GROUPS))]
 
 
 def _between(spec: Scalar, share: float) -> float:

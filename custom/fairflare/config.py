@@ -12,11 +12,11 @@ from typing import Any
 
 from fairflare import __version__, registry
 from fairflare.clinic import tasks
-from fairflare.contracts import Training
+from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
 
 FORMAT = 1
-RUN_KEYS = ("trainer", "min_sites", "threads")
+RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,10 @@ class RunConfig:
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
         min_sites: accepted sites that a round needs; half of them by default, at least two.
         threads: torch threads per process; results are bit-identical only between runs that share it.
+        group_by: the groups that results are told apart by, and that methods for subpopulations weigh: "label", an
+            attribute of the task, several joined as in "label+sex", or "none".
+        min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
+        leave_out: a site that trains nothing and is only evaluated; empty: none.
     """
 
     method: str
@@ -46,6 +50,9 @@ class RunConfig:
     seed: int = 0
     min_sites: int = 2
     threads: int = 1
+    group_by: str = "label"
+    min_count: int | None = 10
+    leave_out: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json`` but for what it says of the environment."""
@@ -114,8 +121,14 @@ def make_config(
     min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
     if min_sites > n_sites:
         raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")
+    group_by = str(values.get("group_by", "label" if built.class_labels else "none"))
+    offer = built.offer(built.grouping(group_by))
+    leave_out = str(values.get("leave_out", ""))
+    if leave_out and leave_out not in built.sites():
+        raise UserError(f"leave_out: expected a site of task {name}, got {leave_out!r}")
     base = dataclasses.asdict(task_class.presets[preset].training)
     training = _filled(Training, base | _among(Training, chosen) | _among(Training, values))
+    _refuse_what_is_missing(method, [part(cls, settings) for cls in parts], training, offer)
     return RunConfig(
         method=method,
         trainer=trainer_id,
@@ -127,7 +140,21 @@ def make_config(
         seed=_whole("seed", seed, 0),
         min_sites=min_sites,
         threads=_whole("threads", values.get("threads", 1), 1),
+        group_by=group_by,
+        min_count=None
+        if str(values.get("min_count")) == "none"
+        else _whole("min_count", values.get("min_count", 10), 0),
+        leave_out=leave_out,
     )
+
+
+def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
+    if training["logit_tau"] and not offer.class_labels:
+        raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
+    for piece in parts:
+        missing = piece.missing(offer)
+        if missing:
+            raise UserError(f"{method} on task {offer.task}: {missing}")
 
 
 def part(cls: type, settings: Mapping[str, Any]) -> Any:

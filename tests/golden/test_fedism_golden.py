@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import LocalWork, Reply, Round, Training
+from fairflare.contracts import Batch, LocalWork, Reply, Round, Training
 from fairflare.objectives import local_objective
 from fairflare.perturbation import rho_at
 from fairflare.probes.sharpness import Sharpness
@@ -62,8 +62,8 @@ class Everything:
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
         self.class_counts = torch.bincount(self.y)
 
-    def fixed(self, split, batch_size):
-        yield from zip(self.x.split(batch_size), self.y.split(batch_size))
+    def fixed(self, split, batch_size, at_most=None):
+        yield from (Batch(x, y, y) for x, y in zip(self.x.split(batch_size), self.y.split(batch_size)))
 
 
 def network_like(state, activation):

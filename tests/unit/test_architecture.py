@@ -7,15 +7,26 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
-LEAVES = {"contracts", "errors", "seeds", "perturbation", "objectives", "registry", "__init__"}
+LEAVES = {
+    "contracts",
+    "errors",
+    "layers",
+    "objectives",
+    "perturbation",
+    "registry",
+    "seeds",
+    "similarity",
+    "__init__",
+}
 ALLOWED = {
     "rules": {"rules"},
     "trainers": {"trainers"},
-    "probes": {"probes"},
+    "probes": {"probes", "privacy"},
+    "privacy": {"privacy"},
     "clinic": {"clinic"},
-    "federation": {"federation", "rules", "trainers", "probes"},
+    "federation": {"federation", "rules", "trainers", "probes", "privacy"},
     "report": {"report", "federation", "clinic", "assembly", "config"},
-    "flare": {"flare", "report", "federation", "rules", "assembly", "config"},
+    "flare": {"flare", "report", "federation", "rules", "privacy", "assembly", "config"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

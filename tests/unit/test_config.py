@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations: defaults, precedence, errors in one line, and the round trip through JSON."""
 
+import dataclasses
+import itertools
 import json
+import typing
 
 import pytest
 
@@ -94,20 +97,27 @@ def test_other_formats_are_refused():
 
 
 def test_keys_belong_to_one_meaning():
-    """A key that several parts share is the same parameter: same default type, set once for all of them."""
+    """A key that several parts share is the same parameter, with one type and one default, and is set for all."""
     from fairflare.clinic import tasks
     from fairflare.contracts import Training
 
-    owners = {}
     groups = {
-        "rule": [m.rule for m in registry.methods().values()],
-        "site": [*registry.trainers().values(), *registry.probes().values()],
+        "method": [
+            *(m.rule for m in registry.methods().values()),
+            *registry.trainers().values(),
+            *registry.probes().values(),
+        ],
         "training": [Training],
         "task": list(tasks.TASKS.values()),
     }
-    for group, classes in groups.items():
-        for cls in classes:
-            for key in registry.parameters(cls):
-                owners.setdefault(key, set()).add(group)
-    shared = {key: found for key, found in owners.items() if len(found) > 1}
-    assert not shared, f"keys with two meanings: {shared}"
+    owners = {
+        group: {key for cls in classes for key in registry.parameters(cls)} for group, classes in groups.items()
+    }
+    for one, other in itertools.combinations(owners, 2):
+        assert not owners[one] & owners[other], f"{one} and {other}: {owners[one] & owners[other]}"
+    for method in registry.methods().values():
+        meanings = {}
+        for cls in (method.rule, registry.get_trainer(method.trainer), *map(registry.get_probe, method.probes)):
+            for field in dataclasses.fields(cls):
+                found = (typing.get_type_hints(cls)[field.name], type(field.default))
+                assert meanings.setdefault(field.name, found) == found, f"{method.id}: {field.name}"

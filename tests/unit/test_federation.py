@@ -69,7 +69,7 @@ def test_the_folder_holds_what_was_promised(tmp_path):
     assert model_hash(saved) == model_hash(final) == entries[-1]["model_sha256"]
     assert [e["event"] for e in entries] == ["start", "round", "round", "round", "evaluation", "finish"]
     assert set(entries[1]["accepted"]["site-1"]["scalars"]) == {"loss", "perturbed_loss", "sharpness"}
-    assert set(entries[4]["sites"]["site-3"]) == {"val", "test", "n"}
+    assert set(entries[4]["sites"]["site-3"]) == {"val", "test", "n", "groups"}
 
 
 def test_a_nan_update_is_left_out_and_the_run_goes_on(tmp_path):

@@ -182,7 +182,9 @@ def test_counts_are_declared_once_and_checked():
 def test_evaluations_are_tagged_and_answered_once():
     first, second = answer(metrics={"test": {"auc": 0.5}}), answer(metrics={"test": {"auc": 0.9}})
     splits, refused = inspect_evaluation([first, second, answer("site-2", round=1)], 2)
-    assert splits == {"site-1": {"val": {}, "test": {"auc": 0.5}, "n": {}}} and [r.code for r in refused] == ["stale"]
+    no_groups = {"val": {}, "test": {}}
+    assert splits == {"site-1": {"val": {}, "test": {"auc": 0.5}, "n": {}, "groups": no_groups}}
+    assert [r.code for r in refused] == ["stale"]
 
 
 def test_more_examples_than_declared_are_refused():

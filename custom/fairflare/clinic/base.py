@@ -11,7 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Batch, SiteData, Training
+from fairflare.clinic.grouping import Grouping, make_grouping
+from fairflare.clinic.tensors import TensorData
+from fairflare.contracts import Batch, Offer, Training
+from fairflare.objectives import Objective, local_objective
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class TestSet:
         name: shown in reports.
         corrupted: True for the conditions that stand for poorer scanners; False for clean ones.
         inputs: float32 (N, ...) as the network takes them.
-        targets: int64 (N,).
+        targets: int64 (N,), or uint8 masks (N, C, H, W).
     """
 
     __test__: ClassVar[bool] = False  # pytest: not a test class
@@ -52,7 +55,9 @@ class TestSet:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """The set in its stored order."""
-        yield from zip(self.inputs.split(batch_size), self.targets.split(batch_size))
+        no_groups = torch.full((len(self.targets),), -1)
+        parts = (self.inputs, self.targets, no_groups)
+        yield from map(Batch._make, zip(*(part.split(batch_size) for part in parts)))
 
 
 class Task(ABC):
@@ -70,7 +75,10 @@ class Task(ABC):
     headline: ClassVar[str] = "balanced_accuracy"
     """The metric that fairness is reported in."""
     metrics: ClassVar[tuple[str, ...]]
-    attributes: ClassVar[tuple[str, ...]] = ()
+    attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Sensitive attribute -> its known values, as the data spell them; any other value means unknown."""
+    class_labels: ClassVar[bool] = True
+    """Whether every example has one class; False for segmentation."""
     presets: ClassVar[Mapping[str, Preset]]
 
     @abstractmethod
@@ -82,7 +90,7 @@ class Task(ABC):
         """A freshly initialised network on the CPU; the caller has seeded torch."""
 
     @abstractmethod
-    def site_data(self, site: str) -> SiteData:
+    def site_data(self, site: str) -> TensorData:
         """The data of one site, built without building any other site's."""
 
     def test_sets(self) -> tuple[TestSet, ...]:
@@ -93,9 +101,29 @@ class Task(ABC):
         """ "clean" and "corrupted" -> names of the two test sets that the papers' tables report, if there are any."""
         return {}
 
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
+        """What a site with ``class_counts`` minimises: cross-entropy, with its logits adjusted when tau > 0."""
+        return local_objective(class_counts, logit_tau)
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What evaluation keeps of one batch of outputs (N, ...) and targets; both as they are by default."""
+        return outputs, targets
+
     @abstractmethod
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """All of ``metrics`` and "loss" (mean cross-entropy) from logits (N, C) and targets (N,), where defined."""
+        """All of ``metrics`` and "loss" from condensed outputs and targets, where defined."""
+
+    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """float64 (N,) in [0, 1]: how right each condensed example is; by default whether its class is the top one."""
+        return (outputs.argmax(1) == targets).double() if len(targets) else torch.empty(0, dtype=torch.float64)
+
+    def grouping(self, by: str) -> Grouping:
+        """The partition into groups that ``by`` names, e.g. "label+sex"; raises UserError on an unknown attribute."""
+        return make_grouping(by, self.name, self.classes if self.class_labels else (), self.attributes)
+
+    def offer(self, grouping: Grouping) -> Offer:
+        """What methods may ask this task for."""
+        return Offer(self.name, self.metrics, self.headline, grouping.names, self.class_labels)
 
 
 def standardise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflare.clinic.grouping import Grouping
 from fairflare.contracts import Batch, SplitName
 
 ROTATION = 10.0
@@ -25,7 +26,7 @@ class Split:
 
     Attributes:
         inputs: uint8 images (N, C, H, W), or float32 (N, features).
-        targets: int64 (N,).
+        targets: int64 (N,), or uint8 masks (N, C, H, W).
         attributes: name -> N values of a sensitive attribute, e.g. "sex"; "" where it is not known.
     """
 
@@ -50,7 +51,7 @@ class TensorData:
         train: at least two examples.
         val: may be empty.
         test: may be empty.
-        n_classes: C.
+        n_classes: C; 0 where targets are masks.
         mean: per channel on [0, 1], subtracted from images; empty: images stay in [0, 1]. Tables come standardised.
         std: per channel, > 0. A grey image becomes as many channels as mean and std have.
         augment: random rotation (+-10 degrees), shift (+-2 %) and left-right flip of training images.
@@ -71,7 +72,15 @@ class TensorData:
             raise ValueError(f"train: expected at least 2 examples, got {len(train)}")
         self.splits: dict[str, Split] = {"train": train, "val": val, "test": test}
         self.mean, self.std, self.augment = tuple(mean), tuple(std), augment
-        self.class_counts = torch.bincount(train.targets, minlength=n_classes)
+        self.class_counts = torch.bincount(train.targets, minlength=n_classes) if n_classes else torch.empty(0)
+        self.grouped(Grouping())
+
+    def grouped(self, grouping: Grouping) -> TensorData:
+        """This object, whose batches from now on tell the groups of ``grouping`` apart."""
+        self._groups = {name: grouping.index(s.targets, s.attributes) for name, s in self.splits.items()}
+        train = self._groups["train"]
+        self.group_counts = torch.bincount(train[train >= 0], minlength=len(grouping.names))
+        return self
 
     def size(self, split: SplitName) -> int:
         """Number of examples in ``split``."""
@@ -92,17 +101,20 @@ class TensorData:
         order = torch.randperm(len(train), generator=generator)
         for rows in batches_of(order, batch_size):
             inputs = as_float(train.inputs[rows])
+            targets = train.targets[rows]
             if self.augment:
-                inputs = augmented(inputs, generator)
-            yield normalised(inputs, self.mean, self.std), train.targets[rows]
+                inputs, targets = augmented(inputs, targets, generator)
+            yield Batch(normalised(inputs, self.mean, self.std), targets, self._groups["train"][rows])
 
-    def fixed(self, split: SplitName, batch_size: int) -> Iterator[Batch]:
-        """``split`` in its stored order with eval transforms only."""
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
         chosen = self.splits[split]
-        if not len(chosen):
-            return
-        for inputs, targets in zip(chosen.inputs.split(batch_size), chosen.targets.split(batch_size)):
-            yield normalised(as_float(inputs), self.mean, self.std), targets
+        rows = torch.arange(len(chosen))
+        if at_most is not None and at_most < len(chosen):
+            rows = torch.linspace(0, len(chosen) - 1, at_most).round().long()
+        for part in rows.split(batch_size) if len(rows) else ():
+            inputs = normalised(as_float(chosen.inputs[part]), self.mean, self.std)
+            yield Batch(inputs, chosen.targets[part], self._groups[split][part])
 
 
 def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -127,8 +139,8 @@ def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) rotated, shifted and flipped at random, black beyond its border."""
+def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each image of (N, C, H, W) rotated, shifted and flipped at random, black beyond its border; masks with it."""
     n = len(images)
     angle, dx, dy = (torch.rand(3, n, generator=generator) * 2 - 1).unbind()
     angle = angle * math.radians(ROTATION)
@@ -137,4 +149,8 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = (flip * angle.cos(), -angle.sin(), shift[0], flip * angle.sin(), angle.cos(), shift[1])
     theta = torch.stack(rows, dim=1).view(n, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    if targets.dim() == 4:
+        masks = F.grid_sample(targets.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
+        targets = masks.to(targets.dtype)
+    return moved, targets

@@ -59,6 +59,7 @@ class Gate:
         trainable: names of the model's trainable parameters.
         scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
+        anchored: what probes report in a round's second exchange, with ranges.
         max_norm_ratio: an update whose L2 norm over trainable parameters exceeds the median of the round's updates by
             this factor is rejected, from three answers on.
     """
@@ -66,6 +67,7 @@ class Gate:
     trainable: frozenset[str]
     scalars: tuple[Scalar, ...] = ()
     wanted: tuple[str, ...] = ()
+    anchored: tuple[Scalar, ...] = ()
     max_norm_ratio: float = 100.0
 
     def inspect(self, answers: Sequence[Answer], model: StateDict, round: int, declared: Mapping[str, int]) -> Verdict:
@@ -87,13 +89,25 @@ class Gate:
         replies = [accepted[site] for site in sorted(accepted)]
         return Verdict(replies, _left_out(refused, accepted), {site: flags[site] for site in sorted(flags)})
 
+    def inspect_second(
+        self, answers: Sequence[Answer], round: int
+    ) -> tuple[dict[str, dict[str, float]], list[Rejection]]:
+        """Site -> the scalars of its answer to "compare", and the rejections."""
+
+        def accept(answer: Answer) -> dict[str, float]:
+            _check_tag(answer, round)
+            return _checked_scalars(answer.scalars, self.anchored, ())
+
+        found, refused, _ = _first_good(answers, accept)
+        return found, _left_out(refused, found)
+
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
         _check_tag(answer, round)
         return Reply(
             site=answer.site,
             update=_checked_update(answer, model),
             n_examples=_checked_count(answer.n_examples, declared),
-            scalars=self._checked_scalars(answer.scalars),
+            scalars=_checked_scalars(answer.scalars, self.scalars, self.wanted),
             metrics=checked_metrics(answer.metrics),
             trainable=self.trainable,
         )
@@ -113,23 +127,12 @@ class Gate:
                 refused[site] = Rejection(site, "norm", detail)
                 del accepted[site]
 
-    def _checked_scalars(self, scalars: Any) -> dict[str, float]:
-        scalars = scalars if isinstance(scalars, Mapping) else {}
-        known = {s.name: s for s in self.scalars}
-        for name in self.wanted:
-            if name not in scalars:
-                raise _Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
-        extra = sorted(map(str, set(scalars) - set(known)))
-        if extra:
-            raise _Refused("scalar_unknown", f"scalar {_short(extra[0])!r}: not one that this method's probes report")
-        return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
-
 
 def inspect_evaluation(
-    answers: Sequence[Answer], round: int
-) -> tuple[dict[str, dict[str, dict[str, float]]], list[Rejection]]:
-    """Site -> split -> metrics of the answers to "evaluate", and the rejections."""
-    found, refused, _ = _first_good(answers, lambda a: _checked_splits(a, round))
+    answers: Sequence[Answer], round: int, groups: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+    """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections."""
+    found, refused, _ = _first_good(answers, lambda a: _checked_splits(a, round, groups))
     return {site: found[site] for site in sorted(found)}, _left_out(refused, found)
 
 
@@ -175,16 +178,46 @@ def _checked_declaration(answer: Answer) -> int:
     return _checked_count(answer.n_examples, None)
 
 
-def _checked_splits(answer: Answer, round: int) -> dict[str, dict[str, float]]:
+def _checked_splits(answer: Answer, round: int, groups: Sequence[str]) -> dict[str, Any]:
     _check_tag(answer, round)
     if not isinstance(answer.metrics, Mapping):
         raise _Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
-    return {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")}
+    told = answer.metrics.get("groups")
+    told = told if isinstance(told, Mapping) else {}
+    return {
+        **{split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")},
+        "groups": {split: _checked_groups(told.get(split), groups) for split in ("val", "test")},
+    }
+
+
+def _checked_groups(told: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The groups of the run that come with a size of at least 1 and a value in [0, 1]."""
+    told = told if isinstance(told, Mapping) else {}
+    usable = {}
+    for group in groups:
+        cell = told.get(group)
+        if not isinstance(cell, Mapping) or not is_number(cell.get("n")) or not is_number(cell.get("value")):
+            continue
+        if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
+            usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
+    return usable
 
 
 def _norm(reply: Reply, trainable: frozenset[str]) -> float:
     tensors = [value for key, value in reply.update.items() if key in trainable]
     return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors))
+
+
+def _checked_scalars(scalars: Any, specs: Sequence[Scalar], wanted: Sequence[str]) -> dict[str, float]:
+    scalars = scalars if isinstance(scalars, Mapping) else {}
+    known = {s.name: s for s in specs}
+    for name in wanted:
+        if name not in scalars:
+            raise _Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
+    extra = sorted(map(str, set(scalars) - set(known)))
+    if extra:
+        raise _Refused("scalar_unknown", f"scalar {_short(extra[0])!r}: not one that this method's probes report")
+    return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
 
 
 def _in_range(spec: Scalar, value: Any) -> float:

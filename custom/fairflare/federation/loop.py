@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fairflare.contracts import Round, StateDict
+from fairflare.contracts import Reply, Round, StateDict
 from fairflare.errors import RunFailed, UserError
 from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.gate import (
@@ -53,6 +54,8 @@ class Federation:
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
         observers: told of every audit entry.
+        groups: names of the groups that sites report values of at the end.
+        leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: test set -> metrics of a model on the task's shared test sets, asked for after each of the last five
             rounds (the FedISM+ tables are means over these).
     """
@@ -65,6 +68,8 @@ class Federation:
     folder: Path
     header: Mapping[str, Any] = field(default_factory=dict)
     observers: Sequence[Observer] = ()
+    groups: tuple[str, ...] = ()
+    leave_out: str = ""
     score: Callable[[StateDict], dict[str, Any]] = lambda model: {}
 
     def run(self, initial: StateDict) -> StateDict:
@@ -108,7 +113,7 @@ class Federation:
             "start",
             **self.header,
             rounds=self.rounds,
-            sites=self.transport.sites(),
+            sites=self._training_sites(),
             declared=declared,
             rejected=_by_site(rejections),
             model_sha256=self._sha256,
@@ -118,7 +123,7 @@ class Federation:
     def _ask_counts(self) -> tuple[dict[str, int], list[Rejection]]:
         """n_k of every site, before anything is at stake: no later answer may claim more."""
         first = Round(1, self.rounds)
-        asked = {site: Instruction("declare", first, {}) for site in self.transport.sites()}
+        asked = {site: Instruction("declare", first, {}) for site in self._training_sites()}
         answers = list(self.transport.exchange(asked))
         declared, rejections = inspect_counts(answers)
         return declared, rejections + _silent(asked, answers)
@@ -132,16 +137,21 @@ class Federation:
         started = time.monotonic()
         instructions = {
             site: Instruction("train", round, standing.model, self.rule.orders(standing.state, site, round))
-            for site in self.transport.sites()
+            for site in self._training_sites()
         }
         answers = list(self.transport.exchange(instructions))
         exchanged = time.monotonic()
         verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
         rejections = verdict.rejections + _silent(instructions, answers)
-        if len(verdict.replies) < self.min_sites:
-            self._log("round_failed", round=round.number, rejected=_by_site(rejections), model_sha256=self._sha256)
-            raise RunFailed(_too_few(round.number, len(verdict.replies), self.min_sites, rejections))
-        outcome = self.rule.combine(standing.model, verdict.replies, standing.state, round)
+        self._require_quorum(round, verdict.replies, rejections)
+        anchor = self.rule.anchor(standing.model, verdict.replies, standing.state, round)
+        if anchor is not None:
+            replies, second, refused = self._second_exchange(anchor, verdict.replies, round)
+            verdict = dataclasses.replace(verdict, replies=replies)
+            answers, rejections = answers + second, rejections + refused
+            self._require_quorum(round, replies, rejections)
+            exchanged = time.monotonic()
+        outcome = self.rule.aggregate(standing.model, verdict.replies, standing.state, round)
         if not all(bool(torch.isfinite(value).all()) for value in outcome.model.values()):
             raise RunFailed(f"round {round.number}: the rule's model is not finite; the one before it was kept")
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
@@ -154,12 +164,34 @@ class Federation:
         save_checkpoint(self.folder / CHECKPOINT, after)
         return after
 
+    def _training_sites(self) -> list[str]:
+        return [site for site in self.transport.sites() if site != self.leave_out]
+
+    def _require_quorum(self, round: Round, replies: Sequence[Reply], rejections: Sequence[Rejection]) -> None:
+        if len(replies) < self.min_sites:
+            self._log("round_failed", round=round.number, rejected=_by_site(rejections), model_sha256=self._sha256)
+            raise RunFailed(_too_few(round.number, len(replies), self.min_sites, rejections))
+
+    def _second_exchange(
+        self, anchor: StateDict, replies: Sequence[Reply], round: Round
+    ) -> tuple[list[Reply], list[Answer], list[Rejection]]:
+        """Show the anchor to the accepted sites; a site counts in the round once it has answered both times."""
+        asked = {reply.site: Instruction("compare", round, anchor) for reply in replies}
+        answers = list(self.transport.exchange(asked))
+        found, refused = self.gate.inspect_second(answers, round.number)
+        complete = [
+            dataclasses.replace(reply, scalars={**reply.scalars, **found[reply.site]})
+            for reply in replies
+            if reply.site in found
+        ]
+        return complete, answers, refused + _silent(asked, answers)
+
     def _evaluate(self, model: StateDict) -> None:
         """Ask every site how the final model does on its own validation and test splits."""
         last = Round(self.rounds, self.rounds)
         asked = {site: Instruction("evaluate", last, model) for site in self.transport.sites()}
         answers = list(self.transport.exchange(asked))
-        sites, rejections = inspect_evaluation(answers, last.number)
+        sites, rejections = inspect_evaluation(answers, last.number, self.groups)
         rejected = _by_site(rejections + _silent(asked, answers))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
 
@@ -197,8 +229,16 @@ def _round_entry(
         "flags": verdict.flags,
         "weights": dict(outcome.weights),
         "notes": notes,
-        "site_seconds": {a.site: checked_metrics(a.seconds) for a in answers},
+        "site_seconds": _seconds(answers),
     }
+
+
+def _seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Site -> phase -> seconds over the round's exchanges."""
+    seconds: dict[str, dict[str, float]] = {}
+    for answer in answers:
+        seconds.setdefault(answer.site, {}).update(checked_metrics(answer.seconds))
+    return seconds
 
 
 def _by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:

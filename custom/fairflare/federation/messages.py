@@ -9,15 +9,16 @@ from typing import Any, Literal, Protocol
 
 from fairflare.contracts import Round, StateDict
 
-TaskName = Literal["declare", "train", "evaluate"]
+TaskName = Literal["declare", "train", "compare", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Instruction:
     """Server to site: what to do, the model, and the numbers meant for this site alone.
 
-    "declare" carries no model and asks for the site's number of training examples; "train" is a round; "evaluate" asks
-    how the model does on the site's own splits.
+    "declare" carries no model and asks for the site's number of training examples; "train" is a round;
+    "compare" is a round's second exchange, whose model is the rule's anchor; "evaluate" asks how the model does on the
+    site's own splits.
     """
 
     task: TaskName
@@ -33,11 +34,12 @@ class Answer:
     Attributes:
         site: the name that the transport vouches for, never one that the answer claims.
         round: number of the round it answers.
-        update: D_k for "train", None for "evaluate".
+        update: D_k for "train", else None.
         update_kind: "diff" is the only kind that is aggregated.
         n_examples: n_k.
         scalars: probe numbers.
-        metrics: validation metrics of the received model ("train") or {split: metrics} ("evaluate").
+        metrics: validation metrics of the received model ("train"), or {split: metrics} and
+            {"groups": {split: {group: {"n", "value"}}}} ("evaluate").
         seconds: wall time at the site by phase, for the report only.
         error: a code when the site could not do its work; then the rest is empty.
     """

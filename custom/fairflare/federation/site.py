@@ -4,27 +4,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import LocalWork, SiteData, SplitName, StateDict, Training
+from fairflare.contracts import Batch, LocalWork, SiteData, SplitName, StateDict, Training
+from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
+from fairflare.objectives import Objective, local_objective
+from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
 
 EVALUATION_BATCH = 128
+TRAINED = "trained model"
 
 
-class Metrics(Protocol):
-    """Logits (N, C) and targets (N,) -> named numbers."""
+class Scoring(Protocol):
+    """How a task scores a model's outputs; a task's own methods."""
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """The metrics that are defined on these examples."""
+    headline: str
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of one batch of outputs (N, ...) and targets until all batches are seen; first axis N."""
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """The metrics that are defined on condensed examples."""
+
+    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """float64 (N,) in [0, 1]: how right each condensed example is."""
 
 
 @dataclass
@@ -36,12 +48,16 @@ class Site:
         data: its data.
         network: overwritten by every received model; sites in one process may share it.
         trainer: how it trains.
-        probes: what it measures; those of the received model run before training, the others after.
+        probes: what it measures, each at its own time (``Probe.when``).
         training: local training settings.
-        metrics: how the task scores outputs.
+        scoring: how the task scores outputs.
         seed: the run's seed.
         device: where it computes.
         stop_if_aborted: called once per batch.
+        objective: see ``LocalWork``.
+        groups: names of the groups that ``data`` tells apart.
+        min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
+        memory: what it keeps from round to round.
     """
 
     name: str
@@ -50,43 +66,39 @@ class Site:
     trainer: Trainer
     probes: Sequence[Probe]
     training: Training
-    metrics: Metrics
+    scoring: Scoring
     seed: int
     device: torch.device = torch.device("cpu")
     stop_if_aborted: Callable[[], None] = field(default=lambda: None)
+    objective: Callable[[Tensor, float], Objective] = local_objective
+    groups: tuple[str, ...] = ()
+    min_count: int | None = 10
+    memory: SiteMemory = field(default_factory=SiteMemory)
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
         if instruction.task == "declare":
             return Answer(site=self.name, round=instruction.round.number, n_examples=self.data.size("train"))
-        work = {"train": self._train, "evaluate": self._evaluate}
+        work = {"train": self._train, "compare": self._compare, "evaluate": self._evaluate}
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: declare, {', '.join(work)}")
         seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
         seed_everything(seed)
         self.network.to(self.device)
-        self.network.load_state_dict(instruction.model)
         return work[instruction.task](instruction, seed)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
-        work = LocalWork(
-            self.network,
-            self.data,
-            self.training,
-            instruction.round,
-            seed,
-            instruction.orders,
-            self.device,
-            self.stop_if_aborted,
-        )
+        self.network.load_state_dict(instruction.model)
+        work = self._work(instruction, seed, self.memory.before(instruction.round.number))
         clock = _Clock()
-        metrics = self._score("val")
+        work.received_metrics = metrics = self._score("val")
         clock.lap("validate")
         scalars = self._measure(work, "received")
         clock.lap("probe")
         train_loss = self.trainer.train(work)
         clock.lap("train")
         scalars |= self._measure(work, "trained")
+        self._keep(work)
         update = difference(self.network, instruction.model)
         clock.lap("report")
         return Answer(
@@ -99,11 +111,46 @@ class Site:
             seconds=clock.laps,
         )
 
+    def _compare(self, instruction: Instruction, seed: int) -> Answer:
+        """The second exchange: measure the model that this round trained against the rule's anchor."""
+        memory = self.memory.at(instruction.round.number)
+        if TRAINED not in memory:
+            raise RuntimeError(f"no model of round {instruction.round.number} was kept")
+        self.network.load_state_dict(memory[TRAINED])
+        clock = _Clock()
+        scalars = self._measure(self._work(instruction, seed, memory), "anchored")
+        clock.lap("compare")
+        return Answer(site=self.name, round=instruction.round.number, scalars=scalars, seconds=clock.laps)
+
     def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
-        splits = {split: self._score(split) for split in ("val", "test")}
+        self.network.load_state_dict(instruction.model)
+        splits: dict[str, dict] = {"groups": {}}
+        for split in ("val", "test"):
+            outputs, targets, groups = self._predict(split)
+            splits[split] = self.scoring.evaluate(outputs, targets)
+            splits["groups"][split] = self._group_values(outputs, targets, groups)
         splits["n"] = {split: float(self.data.size(split)) for split in ("val", "test")}
         return Answer(
             site=self.name, round=instruction.round.number, n_examples=self.data.size("train"), metrics=splits
+        )
+
+    def _work(self, instruction: Instruction, seed: int, memory: dict) -> LocalWork:
+        return LocalWork(
+            network=self.network,
+            data=self.data,
+            training=self.training,
+            round=instruction.round,
+            seed=seed,
+            orders=instruction.orders,
+            device=self.device,
+            stop_if_aborted=self.stop_if_aborted,
+            memory=memory,
+            received=instruction.model,
+            objective=self.objective,
+            evaluate=self._score,
+            headline=self.scoring.headline,
+            groups=self.groups,
+            min_count=self.min_count,
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:
@@ -113,23 +160,52 @@ class Site:
                 numbers |= probe.measure(work)
         return numbers
 
+    def _keep(self, work: LocalWork) -> None:
+        for probe in self.probes:
+            probe.remember(work)
+        if any(probe.when == "anchored" for probe in self.probes):
+            work.memory[TRAINED] = self.network.state_dict()
+        if work.memory:
+            self.memory.keep(work.round.number, work.memory)
+
     def _score(self, split: SplitName) -> dict[str, float]:
-        if not self.data.size(split):
-            return {}
+        return self.scoring.evaluate(*self._predict(split)[:2]) if self.data.size(split) else {}
+
+    def _predict(self, split: SplitName) -> tuple[Tensor, Tensor, Tensor]:
         batches = self.data.fixed(split, EVALUATION_BATCH)
-        return self.metrics(*predict(self.network, batches, self.device, self.stop_if_aborted))
+        return predict(self.network, batches, self.device, self.scoring.condense, self.stop_if_aborted)
+
+    def _group_values(self, outputs: Tensor, targets: Tensor, groups: Tensor) -> dict[str, dict[str, float]]:
+        """Size and mean of hits of every group whose count may leave the site."""
+        hits = self.scoring.hits(outputs, targets)
+        rows = [groups == g for g in range(len(self.groups))]
+        counts = [int(row.sum()) for row in rows]
+        may_leave = released(counts, self.min_count, unknown=len(groups) - sum(counts))
+        return {
+            name: {"n": float(n), "value": float(hits[row].mean())}
+            for name, row, n, free in zip(self.groups, rows, counts, may_leave)
+            if free and n
+        }
 
 
 @torch.no_grad()
-def predict(network: nn.Module, batches, device: torch.device, stop_if_aborted=lambda: None) -> tuple[Tensor, Tensor]:
-    """Logits (N, C) in float32 and targets (N,) over ``batches``, in evaluation mode, on the CPU."""
+def predict(
+    network: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    condense: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, targets: (outputs, targets),
+    stop_if_aborted: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Condensed outputs and targets and the groups (N,) of all ``batches``, in evaluation mode, on the CPU."""
     network.eval()
-    outputs, targets = [], []
-    for inputs, labels in batches:
+    found = []
+    for batch in batches:
         stop_if_aborted()
-        outputs.append(network(inputs.to(device)).float().cpu())
-        targets.append(labels)
-    return torch.cat(outputs), torch.cat(targets)
+        outputs, targets = condense(network(batch.inputs.to(device)).float(), batch.targets.to(device))
+        found.append((outputs.cpu(), targets.cpu(), batch.groups))
+    if not found:
+        return torch.empty(0), torch.empty(0), torch.empty(0)
+    return tuple(torch.cat(parts) for parts in zip(*found))
 
 
 def difference(network: nn.Module, received: StateDict) -> StateDict:

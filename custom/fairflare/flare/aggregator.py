@@ -14,12 +14,12 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare import registry
 from fairflare.config import part
-from fairflare.contracts import Reply, Round, StateDict, Weights
+from fairflare.contracts import Outline, Reply, Round, StateDict, Weights
 from fairflare.errors import RunFailed, UserError
 from fairflare.federation.gate import Gate
 from fairflare.federation.messages import Answer
 from fairflare.flare.wire import answer_from_model
-from fairflare.rules.base import example_shares
+from fairflare.rules.base import Rule, example_shares
 
 
 class FairAggregator(ModelAggregator):
@@ -61,7 +61,9 @@ class FairAggregator(ModelAggregator):
             known = ", ".join(registry.parameters(entry.rule))
             raise UserError(f"unknown key {unknown[0]!r} of rule {entry.rule.__name__}; known: {known}")
         self._rule = part(entry.rule, dict(entry.settings) | (settings or {}))
-        self._scalars = tuple(s for id in entry.probes for s in registry.get_probe(id).reports)
+        if type(self._rule).orders is not Rule.orders or type(self._rule).anchor is not Rule.anchor:
+            raise UserError(f"{method} tells each site something of its own every round: use FairRecipe for it")
+        self._probes = tuple(part(registry.get_probe(id), entry.settings) for id in entry.probes)
         self._state: Any = {}
         self._answers: list[Answer] = []
         self._declared: dict[str, int] = {}
@@ -81,7 +83,8 @@ class FairAggregator(ModelAggregator):
         """The weighted difference of the accepted clients; raises RunFailed when there are too few."""
         self._round += 1
         model = _template(self._answers)
-        gate = Gate(trainable=frozenset(model), scalars=self._scalars, wanted=self._rule.wanted)
+        scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model)))
+        gate = Gate(trainable=_trainable(model), scalars=scalars, wanted=self._rule.wanted)
         verdict = gate.inspect(self._answers, model, self._round, self._declared)
         replies = verdict.replies
         for rejected in verdict.rejections:
@@ -89,11 +92,16 @@ class FairAggregator(ModelAggregator):
         if len(replies) < self.min_sites:
             raise RunFailed(f"round {self._round}: {len(replies)} accepted sites, {self.min_sites} needed")
         round = Round(min(self._round, self.rounds), self.rounds)
-        outcome = self._rule.combine(model, replies, self._state, round)
+        outcome = self._rule.aggregate(model, replies, self._state, round)
         self._state, self.weights = outcome.state, outcome.weights
         self._declared = {r.site: r.n_examples for r in replies} | self._declared
         self.info(f"round {self._round} weights: {self.weights}")
         return FLModel(params=outcome.model, params_type=ParamsType.DIFF, metrics=_mean_metrics(replies), meta={})
+
+
+def _trainable(model: StateDict) -> frozenset[str]:
+    """All entries but running statistics: a stock recipe tells no more than names."""
+    return frozenset(key for key in model if not key.endswith(("running_mean", "running_var")))
 
 
 def _floating(answer: Answer, round: int) -> Answer:

@@ -20,7 +20,8 @@ from fairflare.federation.site import Site
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
 LOCAL_LOG = "fairflare_errors.txt"
-TASKS = ["declare", "train", "evaluate"]
+TASKS = ["declare", "train", "compare", "evaluate"]
+MEMORY = "fairflare_memory.pt"
 
 
 class Aborted(Exception):
@@ -44,7 +45,7 @@ class FairExecutor(Executor):
         if task_name not in TASKS:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            site = self._ready(fl_ctx.get_identity_name())
+            site = self._ready(fl_ctx)
             site.stop_if_aborted = lambda: _raise_if(abort_signal)
             return answer_to_shareable(site.handle(instruction_from_shareable(task_name, shareable)))
         except Aborted:
@@ -60,10 +61,12 @@ class FairExecutor(Executor):
             traceback.print_exception(error, file=file)
         self.log_error(fl_ctx, f"task {task_name} failed with {_public_name(error)}; see {LOCAL_LOG} at this site")
 
-    def _ready(self, name: str) -> Site:
+    def _ready(self, fl_ctx: FLContext) -> Site:
         if self._site is None:
             config = RunConfig.from_json(self.config)
-            self._site = build_site(config, build_parts(config, at_site=True), name)
+            memory = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / MEMORY
+            parts = build_parts(config, at_site=True)
+            self._site = build_site(config, parts, fl_ctx.get_identity_name(), memory=memory)
         return self._site
 
 

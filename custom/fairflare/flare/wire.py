@@ -5,6 +5,7 @@ declare   down: empty weights;  up: meta {n_examples}
 train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
           up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
                 meta {fairflare: 1, n_examples, scalars, seconds}
+compare   down: FULL weights of the anchor, as "train";  up: meta {scalars, seconds}, no weights
 evaluate  down: FULL weights;  up: metrics per split, no weights
 """
 
@@ -52,8 +53,8 @@ def answer_to_shareable(answer: Answer) -> Shareable:
     model = FLModel(
         params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
         params_type=ParamsType.DIFF if answer.update is not None else None,
-        # FLARE sends nothing without weights or metrics, and a declaration has neither.
-        metrics=dict(answer.metrics) or (None if answer.update is not None else {"declared": 1.0}),
+        # FLARE sends nothing without weights or metrics; a declaration and a second answer have neither.
+        metrics=dict(answer.metrics) or (None if answer.update is not None else {"answered": 1.0}),
         current_round=answer.round,
         meta={
             "fairflare": VERSION,

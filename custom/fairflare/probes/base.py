@@ -6,21 +6,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from fairflare.contracts import Cost, LocalWork, Scalar
+from fairflare.contracts import Cost, LocalWork, Offer, Outline, Scalar
 
 
 class Probe(ABC):
     """A measurement: a frozen dataclass of parameters; leaves the network's weights and buffers as it found them."""
 
     cost: ClassVar[Cost]
-    reports: ClassVar[tuple[Scalar, ...]]
-    """Every number that ``measure`` returns, with its range; a number outside it never reaches a rule."""
+    reports: ClassVar[tuple[Scalar, ...]] = ()
+    """The numbers that ``measure`` may return whatever the model, with their ranges."""
 
     @property
-    def when(self) -> Literal["received", "trained"]:
-        """Which model it measures: the received w^t or the site's own after training."""
+    def when(self) -> Literal["received", "trained", "anchored"]:
+        """Which model it measures.
+
+        "received" w^t before training, the site's own "trained" one after it, or the trained one again in the second
+        exchange, once the rule's anchor has arrived ("anchored").
+        """
         return "received"
+
+    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+        """Every number that ``measure`` may return in this run; any other never leaves a site nor reaches a rule."""
+        return self.reports
 
     @abstractmethod
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """The numbers named in ``reports``, measured on ``work.network``."""
+        """Numbers named in ``scalars``, measured on ``work.network``; one that is undefined is left out."""
+
+    def remember(self, work: LocalWork) -> None:  # noqa: B027  (most probes keep nothing)
+        """Called after training: put what the next round needs into ``work.memory``."""
+
+    def missing(self, offer: Offer) -> str:
+        """What the task lacks for this probe, in words that end a sentence; empty when nothing is missing."""
+        return ""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fairflare.contracts import Batch, Cost, LocalWork, Scalar
-from fairflare.objectives import Objective, local_objective
+from fairflare.objectives import Objective
 from fairflare.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe
 from fairflare.registry import probe
@@ -70,7 +70,7 @@ class Sharpness(Probe):
         """F, L and S of ``work.network``, which is left exactly as it was."""
         network = work.network.eval()
         tau = work.training.logit_tau if self.probe_loss == "logit_adjusted" else 0.0
-        objective = local_objective(work.data.class_counts.to(work.device), tau)
+        objective = work.loss(tau)
         parameters = [p for p in network.parameters() if p.requires_grad]
         saved = [p.detach().clone() for p in parameters]
         try:
@@ -88,7 +88,7 @@ class Sharpness(Probe):
         """The mean loss; leaves the gradient of the summed loss, whose direction is all that matters, in ``grad``."""
         work.network.zero_grad(set_to_none=True)
         total, seen = 0.0, 0
-        for inputs, targets in self._batches(work, "first pass"):
+        for inputs, targets, _ in self._batches(work, "first pass"):
             losses = objective(work.network(inputs), targets, reduction="none")
             losses.sum().backward()
             total, seen = total + float(losses.detach().double().sum()), seen + len(targets)
@@ -102,7 +102,7 @@ class Sharpness(Probe):
     @torch.no_grad()
     def _loss(self, work: LocalWork, objective: Objective) -> float:
         total, seen = 0.0, 0
-        for inputs, targets in self._batches(work, "second pass"):
+        for inputs, targets, _ in self._batches(work, "second pass"):
             losses = objective(work.network(inputs), targets, reduction="none")
             total, seen = total + float(losses.double().sum()), seen + len(targets)
         return total / seen
@@ -112,6 +112,6 @@ class Sharpness(Probe):
             batches = work.data.training(self.probe_batch, derive(work.seed, "probe", label))
         else:
             batches = work.data.fixed("train", self.probe_batch)
-        for inputs, targets in batches:
+        for batch in batches:
             work.stop_if_aborted()
-            yield inputs.to(work.device), targets.to(work.device)
+            yield batch.to(work.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fairflare.contracts import Reply, Round, StateDict, Weights
+from fairflare.contracts import Offer, Reply, Round, StateDict, Weights
 
 State = Mapping[str, Any]
 """A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
@@ -30,26 +30,48 @@ class Rule(ABC):
     """A server rule: a frozen dataclass of parameters whose methods are pure functions of replies and state.
 
     A rule that only weighs whole models implements ``weigh``; one that treats layers or positions apart overrides
-    ``combine``. Replies arrive sorted by site name, at least one, all of them accepted by the gate.
+    ``aggregate``. Replies arrive sorted by site name, at least one, all of them accepted by the gate.
     """
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Names of the scalars that every reply must hold; probes that report none of them do not run."""
+        """Names of the scalars that every reply must hold; a reply without them is rejected."""
+        return ()
+
+    @property
+    def useful(self) -> tuple[str, ...]:
+        """Families of scalars ("cka" stands for "cka/...") that the rule uses where they are defined.
+
+        Probes that report nothing wanted or useful do not run.
+        """
         return ()
 
     def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
         """The numbers that ``site`` alone is told before it trains; none by default."""
         return {}
 
+    def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> StateDict | None:
+        """The model of a second exchange, sent to the sites whose replies were accepted; None: there is none.
+
+        What their "anchored" probes then report is added to the replies' scalars before ``aggregate``.
+        """
+        return None
+
     @abstractmethod
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
         """Non-negative weights that sum to 1 over the replies' sites, and the next state."""
 
-    def combine(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
-        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``."""
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``.
+
+        A rule may build its next state in the memory of ``state``, which nobody uses again.
+        """
         weights, next_state = self.weigh(replies, state, round)
         return Outcome(add_weighted(model, replies, weights), weights, next_state)
+
+    def missing(self, offer: Offer) -> str:
+        """What the task lacks for this rule, in words that end a sentence; empty when nothing is missing."""
+        return ""
 
 
 def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Cost, LocalWork, Training
-from fairflare.objectives import Objective, local_objective
+from fairflare.contracts import Batch, Cost, LocalWork, Offer, Training
+from fairflare.objectives import Objective
 from fairflare.seeds import derive
 
 
@@ -22,34 +22,41 @@ class Trainer(ABC):
     def train(self, work: LocalWork) -> float:
         """Train ``work.network`` in place from the received model.
 
-        The optimizer is new in every round, as in FedISM+ and FedHEAL.
-
         Returns:
             The mean training loss, each batch measured before its step.
         """
         work.network.train()
         optimizer = make_optimizer(work.network, work.training)
-        objective = local_objective(work.data.class_counts.to(work.device), work.training.logit_tau)
+        if work.training.keep_optimizer and "optimizer" in work.memory:
+            optimizer.load_state_dict(work.memory["optimizer"])
+        objective = self.objective(work)
         total, seen = torch.zeros((), device=work.device, dtype=torch.float64), 0
         for epoch in range(work.training.epochs):
-            for inputs, targets in work.data.training(work.training.batch_size, derive(work.seed, "epoch", epoch)):
+            for batch in work.data.training(work.training.batch_size, derive(work.seed, "epoch", epoch)):
                 work.stop_if_aborted()
-                inputs, targets = inputs.to(work.device), targets.to(work.device)
-                total += self.step(work, optimizer, objective, inputs, targets).detach() * len(targets)
-                seen += len(targets)
+                total += self.step(work, optimizer, objective, batch.to(work.device)).detach() * len(batch.targets)
+                seen += len(batch.targets)
+        if work.training.keep_optimizer:
+            work.memory["optimizer"] = optimizer.state_dict()
         return float(total) / max(seen, 1)
 
+    def objective(self, work: LocalWork) -> Objective:
+        """What the steps minimise: the task's objective with the site's own logit adjustment."""
+        return work.loss(work.training.logit_tau)
+
+    def missing(self, offer: Offer) -> str:
+        """What the task lacks for this trainer, in words that end a sentence; empty when nothing is missing."""
+        return ""
+
     @abstractmethod
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, inputs: Tensor, targets: Tensor
-    ) -> Tensor:
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""
 
 
 def make_optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """Adam with betas (.9, .999) or SGD over the trainable parameters, in torch's fused form (one pass over memory)."""
+    """Adam with betas (.9, adam_beta2) or SGD over the trainable parameters, fused: one pass over memory."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     shared = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=training.momentum, **shared)
-    return torch.optim.Adam(parameters, **shared)
+    return torch.optim.Adam(parameters, betas=(0.9, training.adam_beta2), **shared)

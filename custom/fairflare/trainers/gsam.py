@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Cost, LocalWork
+from fairflare.contracts import Batch, Cost, LocalWork
 from fairflare.objectives import Objective
 from fairflare.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
 from fairflare.registry import trainer
@@ -52,14 +52,12 @@ class GSAM(Trainer):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, inputs: Tensor, targets: Tensor
-    ) -> Tensor:
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One GSAM step at rho(t)."""
         rho = rho_at(work.round, self.rho_max, self.rho_tau)
 
         def closure() -> Tensor:
-            loss = objective(work.network(inputs), targets)
+            loss = objective(work.network(batch.inputs), batch.targets)
             loss.backward()
             return loss
 

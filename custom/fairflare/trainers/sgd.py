@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairflare.contracts import LocalWork
+from fairflare.contracts import Batch, LocalWork
 from fairflare.objectives import Objective
 from fairflare.registry import trainer
 from fairflare.trainers.base import Trainer
@@ -19,12 +19,10 @@ from fairflare.trainers.base import Trainer
 class PlainTrainer(Trainer):
     """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say)."""
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, inputs: Tensor, targets: Tensor
-    ) -> Tensor:
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """g = grad f(w); optimizer step on g."""
         optimizer.zero_grad(set_to_none=True)
-        loss = objective(work.network(inputs), targets)
+        loss = objective(work.network(batch.inputs), batch.targets)
         loss.backward()
         optimizer.step()
         return loss

@@ -108,7 +108,7 @@ def test_noise_has_the_severity_and_is_frozen(task, data):
     after = data["site-4"].splits["train"].inputs.squeeze(1).numpy() / 255.0
     inside = (before > 0.4) & (before < 0.6)
     assert (after - before)[inside].std() == pytest.approx(0.18, rel=0.1)
-    epochs = [torch.cat([x for x, _ in data["site-4"].training(16, seed)]).flatten(1) for seed in (0, 1)]
+    epochs = [torch.cat([x for x, *_ in data["site-4"].training(16, seed)]).flatten(1) for seed in (0, 1)]
     one, two = ({row.numpy().tobytes() for row in epoch} for epoch in epochs)
     assert one == two and not torch.equal(*epochs)
 
@@ -144,7 +144,7 @@ def test_test_patients_are_at_no_site(task, data):
 def test_the_network_takes_what_the_site_gives(task, data):
     for model in ("small-cnn", "resnet18"):
         other = dataclasses.replace(task, model=model)
-        inputs, targets = next(other.site_data("site-1").training(4, 0))
+        inputs, targets, _ = next(other.site_data("site-1").training(4, 0))
         assert other.network()(inputs).shape == (4, 5) and inputs.shape[1] == (1 if model == "small-cnn" else 3)
 
 

@@ -163,7 +163,7 @@ def test_labels():
 @pytest.mark.parametrize("model", ["mlp", "linear"])
 def test_the_network_takes_what_the_site_gives(model):
     task = Support2(model=model)
-    inputs, targets = next(task.site_data("site-4").training(16, 0))
+    inputs, targets, _ = next(task.site_data("site-4").training(16, 0))
     values = task.evaluate(task.network()(inputs), targets)
     assert {"accuracy", "loss"} <= set(values) <= {*task.metrics, "loss"}
 
@@ -175,11 +175,11 @@ def test_a_linear_model_learns_something():
     network = task.network()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     for epoch in range(4):
-        for inputs, targets in data.training(64, epoch):
+        for inputs, targets, _ in data.training(64, epoch):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(network(inputs), targets).backward()
             optimizer.step()
-    inputs, targets = next(data.fixed("test", 10_000))
+    inputs, targets, _ = next(data.fixed("test", 10_000))
     assert 0.74 < task.evaluate(network(inputs), targets)["auc"] < 0.88
 
 

@@ -18,7 +18,7 @@ def site(n=17, **kwargs):
 
 
 def gathered(batches):
-    inputs, targets = zip(*batches)
+    inputs, targets, _ = zip(*batches)
     return torch.cat(inputs), torch.cat(targets)
 
 
@@ -29,9 +29,9 @@ def test_sizes_and_class_counts():
 
 
 def test_a_last_single_example_joins_the_batch_before():
-    assert [len(y) for _, y in site(17).training(8, 0)] == [8, 9]
-    assert [len(y) for _, y in site(18).training(8, 0)] == [8, 8, 2]
-    assert [len(y) for _, y in site(9).training(8, 0)] == [9]
+    assert [len(y) for _, y, _ in site(17).training(8, 0)] == [8, 9]
+    assert [len(y) for _, y, _ in site(18).training(8, 0)] == [8, 8, 2]
+    assert [len(y) for _, y, _ in site(9).training(8, 0)] == [9]
 
 
 def test_batches_of_one_are_refused():
@@ -70,7 +70,7 @@ def test_fixed_keeps_the_stored_order_and_normalises():
 
 
 def test_grey_images_take_the_channels_of_the_norm():
-    inputs, _ = next(site(mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 2.0)).fixed("val", 4))
+    inputs, *_ = next(site(mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 2.0)).fixed("val", 4))
     assert inputs.shape == (4, 3, 12, 12)
     torch.testing.assert_close(inputs[:, 0] - inputs[:, 1], torch.full((4, 12, 12), 0.1))
 
@@ -78,7 +78,7 @@ def test_grey_images_take_the_channels_of_the_norm():
 def test_augmentation_moves_little_and_flips_half():
     square = torch.zeros(400, 1, 40, 40)
     square[..., 17:23, 4:10] = 1.0
-    moved = augmented(square, torch.Generator().manual_seed(0))
+    moved, _ = augmented(square, torch.zeros(400), torch.Generator().manual_seed(0))
     columns = torch.arange(40.0)
     centre_x = (moved.sum((1, 2)) * columns).sum(1) / moved.sum((1, 2, 3))
     centre_y = (moved.sum((1, 3)) * columns).sum(1) / moved.sum((1, 2, 3))

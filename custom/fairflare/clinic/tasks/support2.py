@@ -52,7 +52,7 @@ class Support2(Task):
     classes = ("survived", "died")
     headline = "auc"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
-    attributes = ("race", "sex")
+    attributes = {"race": ("asian", "black", "hispanic", "other", "white"), "sex": ("female", "male")}
     presets = {
         "default": Preset("four natural sites, one per disease class; seconds on a laptop", {}, TRAINING),
         "dirichlet": Preset("eight sites with skewed death rates", {"sites_by": "dirichlet", "n_sites": 8}, TRAINING),

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which group an example belongs to: its class, the value of a sensitive attribute, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fairflare.errors import UserError
+
+LABEL = "label"
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A partition of examples into groups.
+
+    Attributes:
+        keys: what it goes by, e.g. ("label", "sex").
+        values: for each key its values in order, as the data spell them; the classes' names for "label".
+    """
+
+    keys: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per group, e.g. "died, female"."""
+        return tuple(", ".join(cell) for cell in product(*self.values)) if self.keys else ()
+
+    def index(self, targets: Tensor, attributes: Mapping[str, Sequence[str]]) -> Tensor:
+        """int64 (N,): each example's place in ``names``; -1 where an attribute is unknown.
+
+        Args:
+            targets: (N,) class indices where "label" is among the keys.
+            attributes: name -> N values.
+        """
+        index = torch.full((len(targets),), 0 if self.keys else -1)
+        for key, values in zip(self.keys, self.values):
+            if key == LABEL:
+                place = targets.long()
+            else:
+                known = {value: k for k, value in enumerate(values)}
+                place = torch.tensor([known.get(value, -1) for value in attributes[key]], dtype=torch.int64)
+            index = torch.where((index < 0) | (place < 0), -1, index * len(values) + place)
+        return index
+
+
+def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> Grouping:
+    """The grouping that ``by`` names: "none", "label", an attribute, or several joined with "+" as in "label+sex".
+
+    Args:
+        by: what to group by.
+        task: the task's name, for the message.
+        classes: the classes' names; empty where examples have no single class.
+        attributes: name -> values of the task's sensitive attributes.
+
+    Raises:
+        UserError: the task has no such attribute.
+    """
+    if by == NONE:
+        return Grouping()
+    known = ({LABEL: tuple(classes)} if classes else {}) | {name: tuple(v) for name, v in attributes.items()}
+    keys = tuple(key.strip() for key in by.split("+"))
+    for key in keys:
+        if key not in known:
+            raise UserError(f"group_by: task {task} has no attribute {key!r}; it has: {', '.join(known) or NONE}")
+    if len(set(keys)) < len(keys):
+        raise UserError(f"group_by: expected different attributes, got {by!r}")
+    return Grouping(keys, tuple(known[key] for key in keys))

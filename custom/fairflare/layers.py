@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a model, read from the names and shapes of its state dict, so that server and site agree on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+Group = Literal["leaf", "conv_bn", "block"]
+
+
+def layers_of(model: Mapping[str, Tensor], group: Group = "leaf") -> dict[str, list[str]]:
+    """Layer -> its keys, both in the state dict's order; every key but those of the outermost module is in one layer.
+
+    Args:
+        model: a state dict; only names and shapes are looked at.
+        group: "leaf": one layer per module that holds parameters itself (a convolution and its normalisation are two);
+            "conv_bn": a module whose parameters are vectors (normalisation, PReLU) belongs to the one before it;
+            "block": all leaves of one parent module, e.g. a residual block, are one layer.
+    """
+    leaves: dict[str, list[str]] = {}
+    for key in model:
+        leaves.setdefault(key.rpartition(".")[0], []).append(key)
+    leaves.pop("", None)
+    if group == "leaf":
+        return leaves
+    layers: dict[str, list[str]] = {}
+    name = ""
+    for leaf, keys in leaves.items():
+        if group == "block":
+            name = leaf.rpartition(".")[0] or leaf
+        elif not name or any(model[key].dim() > 1 for key in keys):
+            name = leaf
+        layers.setdefault(name, []).extend(keys)
+    return layers
+
+
+def module_of(layer: str, keys: list[str], group: Group) -> str:
+    """The module whose output is the layer's: the block itself, or the last leaf of the layer."""
+    return layer if group == "block" else keys[-1].rpartition(".")[0]

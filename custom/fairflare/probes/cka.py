@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far each layer of a site's own model has moved from the anchor, by their features on the same data.
+
+    delta_k^m = similarity of layer m's features under w_k and under the anchor w_G, on data of site k
+
+Yan et al. (Fed-LWR), MICCAI 2024, arXiv:2410.19765, Eq. 2 and 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.contracts import Batch, Cost, LocalWork, Outline, Scalar
+from fairflare.layers import Group, layers_of, module_of
+from fairflare.probes.base import Probe
+from fairflare.registry import probe
+from fairflare.similarity import FEWEST, Compact, Estimator, cka, compact, cosine, hsic, joined
+
+FAMILY = "similarity"
+LAST_ENCODER = "last_encoder"
+Observe = Callable[[str, Tensor], None]
+
+
+@probe("layer-similarity")
+@dataclass(frozen=True)
+class LayerSimilarity(Probe):
+    """Similarity of the trained model's and the anchor's layers; two forward passes over a fixed set of examples.
+
+    Both models pass through the one network, one after the other: in between, a layer is remembered as an n x n matrix
+    per batch (CKA), which a forward hook computes before the layer's output is used or overwritten.
+
+    Args:
+        similarity: linear "cka", or "cosine", the mean over examples of the cosine of flattened features (v1).
+        scope: "layers", or "last_encoder" alone (v2): of the layers before the last one, the last of those whose output
+            is smallest in space.
+        group: what a layer is, see ``layers.layers_of``.
+        estimator: "unbiased" or "biased" HSIC, summed over batches before the ratio is taken; on batches of 8 images
+            the biased one is near 1 whatever the features are.
+        cka_split: "train" or "val" (the authors' code).
+        cka_examples: at most so many examples, evenly spaced over the split; 0 takes all.
+        cka_batch: examples per batch, at least 4; 0 is the training batch size.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=2)
+
+    similarity: Literal["cka", "cosine"] = "cka"
+    scope: Literal["layers", "last_encoder"] = "layers"
+    group: Group = "leaf"
+    estimator: Estimator = "unbiased"
+    cka_split: Literal["train", "val"] = "train"
+    cka_examples: int = 256
+    cka_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.cka_examples and self.cka_examples < FEWEST:
+            raise ValueError(f"cka_examples must be 0 or at least {FEWEST}, got {self.cka_examples}")
+        if self.cka_batch and self.cka_batch < FEWEST:
+            raise ValueError(f"cka_batch must be 0 or at least {FEWEST}, got {self.cka_batch}")
+
+    @property
+    def when(self) -> Literal["received", "trained", "anchored"]:
+        """In the second exchange."""
+        return "anchored"
+
+    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+        """One number per layer, or the one of the last encoder layer."""
+        names = [LAST_ENCODER] if self.scope == "last_encoder" else list(layers_of(outline.model, self.group))
+        meaning = "similarity of the site's features to the anchor's, 1 for equal ones"
+        return tuple(Scalar(f"{FAMILY}/{name}", -1.0, 1.0, meaning) for name in names)
+
+    @torch.no_grad()
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """Layer -> similarity; a layer whose features say nothing (constant, never computed) is left out."""
+        network = work.network.eval()
+        points = self._points(network)
+        own = {name: value.clone() for name, value in network.state_dict().items()}
+        try:
+            run = self._cosines if self.similarity == "cosine" else self._ckas
+            found, shapes = run(work, points, own)
+        finally:
+            network.load_state_dict(own)
+        if self.scope == "last_encoder":
+            last = last_encoder(shapes)
+            found = {LAST_ENCODER: found[last]} if last in found else {}
+        return {f"{FAMILY}/{name}": value for name, value in found.items() if value is not None}
+
+    def _points(self, network: nn.Module) -> dict[str, str]:
+        """Module to listen to -> layer."""
+        layers = layers_of(network.state_dict(), self.group)
+        return {module_of(name, keys, self.group): name for name, keys in layers.items()}
+
+    def _ckas(
+        self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]
+    ) -> tuple[dict[str, float | None], dict[str, torch.Size]]:
+        """One pass with the site's model, whose batches are remembered, then one with the anchor."""
+        local = [self._compacts(work, points, batch) for batch in self._batches(work)]
+        work.network.load_state_dict(work.received)
+        sums: dict[str, _Sums] = {}
+        shapes: dict[str, torch.Size] = {}
+        for (mine, shapes), batch in zip(local, self._batches(work)):
+            anchor, _ = self._compacts(work, points, batch)
+            for name in mine.keys() & anchor.keys():
+                sums.setdefault(name, _Sums()).add(mine[name], anchor[name], self.estimator)
+        return {name: sums[name].cka() for name in points.values() if name in sums}, shapes
+
+    def _compacts(
+        self, work: LocalWork, points: dict[str, str], batch: Batch
+    ) -> tuple[dict[str, Compact], dict[str, torch.Size]]:
+        found: dict[str, Compact] = {}
+        shapes: dict[str, torch.Size] = {}
+
+        def observe(name: str, features: Tensor) -> None:
+            if len(features) != len(batch.targets):
+                return
+            new = compact(features)
+            found[name] = joined(found[name], new) if name in found else new
+            shapes[name] = features.shape
+
+        _forward(work, points, batch, observe)
+        return found, shapes
+
+    def _cosines(
+        self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]
+    ) -> tuple[dict[str, float | None], dict[str, torch.Size]]:
+        """Both models on one image at a time: a cosine needs both features at once, and all layers' are many."""
+        totals: dict[str, list[float]] = {}
+        shapes: dict[str, torch.Size] = {}
+        for batch in self._batches(work):
+            for one in _single(batch) if batch.inputs.dim() > 2 else [batch]:
+                mine: dict[str, Tensor] = {}
+                work.network.load_state_dict(own)
+                _forward(work, points, one, lambda name, x: mine.update({name: x.clone()}))
+                shapes = {name: x.shape for name, x in mine.items()}
+                work.network.load_state_dict(work.received)
+
+                def compare(name: str, x: Tensor, mine: dict[str, Tensor] = mine) -> None:
+                    totals.setdefault(name, []).extend(cosine(mine.pop(name), x).tolist() if name in mine else [])
+
+                _forward(work, points, one, compare)
+        return {name: math.fsum(v) / len(v) for name, v in totals.items() if v}, shapes
+
+    def _batches(self, work: LocalWork) -> Iterator[Batch]:
+        """The probe set's batches on the device, the same at every call; none has fewer than four examples."""
+        size = max(self.cka_batch or work.training.batch_size, FEWEST)
+        if work.data.size(self.cka_split) < FEWEST:
+            raise ValueError(f"{self.cka_split}: expected at least {FEWEST} examples to compare layers on")
+        held = None
+        for batch in work.data.fixed(self.cka_split, size, self.cka_examples or None):
+            if held is not None and len(batch.targets) < FEWEST:
+                held = Batch(*(torch.cat(pair) for pair in zip(held, batch)))
+                continue
+            if held is not None:
+                yield held.to(work.device)
+            held = batch
+        yield held.to(work.device)
+
+
+@dataclass
+class _Sums:
+    """HSIC over the batches so far: of both features, and of each with itself."""
+
+    values: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def add(self, a: Compact, b: Compact, estimator: Estimator) -> None:
+        for k, pair in enumerate(((a, b), (a, a), (b, b))):
+            self.values[k] += hsic(*pair, estimator)
+
+    def cka(self) -> float | None:
+        return cka(*self.values)
+
+
+def last_encoder(shapes: dict[str, torch.Size]) -> str | None:
+    """Of the layers before the last, in the order of their call, the last with the smallest extent in space."""
+    before = list(shapes)[:-1]
+    spatial = [name for name in before if len(shapes[name]) > 2] or before
+    extents = {name: math.prod(shapes[name][2:]) for name in spatial}
+    return next((name for name in reversed(spatial) if extents[name] == min(extents.values())), None)
+
+
+def _forward(work: LocalWork, points: dict[str, str], batch: Batch, observe: Observe) -> None:
+    work.stop_if_aborted()
+    with _listening(work.network, points, observe):
+        work.network(batch.inputs)
+
+
+@contextmanager
+def _listening(network: nn.Module, points: dict[str, str], observe: Observe) -> Iterator[None]:
+    """Within: every output of a module in ``points`` is shown to ``observe``; hooks never outlive the block."""
+    hooks = []
+
+    def hook_for(layer: str) -> Callable:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            features = output[0] if isinstance(output, (tuple, list)) else output
+            if isinstance(features, Tensor) and features.is_floating_point():
+                observe(layer, features)
+
+        return hook
+
+    try:
+        for name, module in network.named_modules():
+            if name in points:
+                hooks.append(module.register_forward_hook(hook_for(points[name])))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _single(batch: Batch) -> Iterator[Batch]:
+    yield from map(Batch._make, zip(*(part.split(1) for part in batch)))

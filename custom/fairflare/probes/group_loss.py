@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The received model's loss on a site's training data, altogether and per group of examples.
+
+Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1; over all examples, in evaluation mode and with evaluation
+transforms, where the authors' code drops the last, incomplete batch and with it every small group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fairflare.contracts import Cost, LocalWork, Outline, Scalar
+from fairflare.privacy.counts import released
+from fairflare.probes.base import Probe
+from fairflare.registry import probe
+
+LARGEST_LOSS = 1e6
+MOST = 2.0**40
+
+
+@probe("group-loss")
+@dataclass(frozen=True)
+class GroupLoss(Probe):
+    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group.
+
+    Args:
+        probe_batch: examples per forward pass; changes memory and rounding only.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=1)
+    reports: ClassVar[tuple[Scalar, ...]] = (
+        Scalar("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on the training split"),
+    )
+
+    probe_batch: int = 64
+
+    def __post_init__(self) -> None:
+        if self.probe_batch < 1:
+            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
+
+    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+        """The loss, and two numbers per group."""
+        per_group = [
+            (
+                Scalar(f"group_loss/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
+                Scalar(f"group_count/{name}", 0.0, MOST, f"training examples of group {name}"),
+            )
+            for name in outline.groups
+        ]
+        return (*self.reports, *(scalar for pair in per_group for scalar in pair))
+
+    @torch.no_grad()
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """One forward pass; sums in float64."""
+        network, objective = work.network.eval(), work.loss()
+        counts = work.data.group_counts.tolist()
+        sums = torch.zeros(len(counts) + 1, dtype=torch.float64)
+        for batch in work.data.fixed("train", self.probe_batch):
+            work.stop_if_aborted()
+            there = batch.to(work.device)
+            losses = objective(network(there.inputs), there.targets, reduction="none").double().cpu()
+            # Index -1, an example in no group, falls on the last place.
+            sums.index_add_(0, batch.groups % len(sums), losses)
+        n = work.data.size("train")
+        found = {"loss": float(sums.sum()) / n}
+        may_leave = released(counts, work.min_count, unknown=n - sum(counts))
+        for name, total, count, free in zip(work.groups, sums.tolist(), counts, may_leave):
+            if free and count:
+                found |= {f"group_loss/{name}": total / count, f"group_count/{name}": float(count)}
+        return found

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directions of the sites' updates compared through one K x K matrix of inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fairflare.contracts import Reply
+
+BLOCK = 1 << 16
+NOISE = 1e-6
+"""Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
+
+
+def gram(replies: Sequence[Reply]) -> Tensor:
+    """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
+    total = torch.zeros(len(replies), len(replies), dtype=torch.float64)
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        flat = [reply.update[key].reshape(-1) for reply in replies]
+        for start in range(0, flat[0].numel(), BLOCK):
+            block = torch.stack([update[start : start + BLOCK] for update in flat])
+            block = block.to(torch.promote_types(block.dtype, torch.float32))
+            total += (block @ block.T).double()
+    return total
+
+
+def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
+    """Site -> 1 - cos(u_i, sum of the others' p_j u_j), in [0, 2].
+
+    FedCE's cosine term (Jiang et al., CVPR 2023, https://arxiv.org/abs/2303.16520, Eq. 2 and 3). A zero update
+    brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
+
+    Args:
+        replies: K of them.
+        prior: site -> p_j >= 0; its scale does not matter.
+        of_nothing: what a zero update counts as (1 in FLARE's code).
+    """
+    products = gram(replies)
+    p = torch.tensor([prior[r.site] for r in replies], dtype=torch.float64)
+    found = {}
+    for i, reply in enumerate(replies):
+        others = p.clone()
+        others[i] = 0.0
+        own, rest = float(products[i, i]), float(others @ products @ others)
+        if own <= 0:
+            found[reply.site] = of_nothing
+            continue
+        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
+        distance = 1.0 - min(max(cosine, -1.0), 1.0)
+        found[reply.site] = distance if distance > NOISE else 0.0
+    return found

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain training in which every example's loss counts with a weight that the server sets for its group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.contracts import Batch, LocalWork
+from fairflare.objectives import Objective
+from fairflare.registry import trainer
+from fairflare.trainers.base import Trainer
+
+
+@trainer("weighted")
+@dataclass(frozen=True)
+class WeightedTrainer(Trainer):
+    """loss = mean over the batch of s(x) f(x), where s = s_0 + s_g is ordered as "weight" and "weight/GROUP".
+
+    Without orders every s is 1, which is plain training. Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1.
+
+    Args:
+        weight_sum: "site" divides s by its mean over the site's training examples, so that only differences between
+            groups act here (FedUFO's server weighs the site as a whole); "none" takes s as it is; "batch" takes
+            s_0 mean f + a sum s_g f / sum s_g, with a the mean of s_g over the groups, as the authors' code does.
+    """
+
+    weight_sum: Literal["site", "none", "batch"] = "site"
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One optimizer step on the weighted loss; returns the unweighted mean loss."""
+        shared, of_groups = self._weights(work)
+        # Index -1, an example in no group, falls on the last place.
+        s = of_groups[batch.groups % len(of_groups)].to(work.device)
+        optimizer.zero_grad(set_to_none=True)
+        losses = objective(work.network(batch.inputs), batch.targets, reduction="none")
+        if self.weight_sum == "batch":
+            own = float(of_groups[:-1].mean()) if len(of_groups) > 1 else 0.0
+            loss = shared * losses.mean() + (own * (s * losses).sum() / s.sum() if own else 0.0)
+        else:
+            loss = ((shared + s) * losses).mean()
+        loss.backward()
+        optimizer.step()
+        return losses.detach().mean()
+
+    def _weights(self, work: LocalWork) -> tuple[float, Tensor]:
+        """s_0 and float32 (M + 1,) s_g; the last one, for examples in no group, is the others' mean at this site."""
+        shared = work.orders.get("weight", 1.0)
+        named = torch.tensor([work.orders.get(f"weight/{g}", 0.0) for g in work.groups], dtype=torch.float64)
+        counts = work.data.group_counts.double()
+        mean = float((named @ counts) / counts.sum()) if counts.sum() else 0.0
+        whole = shared + mean if self.weight_sum == "site" and shared + mean > 0 else 1.0
+        return shared / whole, (torch.cat((named, torch.tensor([mean]).double())) / whole).float()
