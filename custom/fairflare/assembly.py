@@ -25,6 +25,7 @@ from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import EVALUATION_BATCH, Site, predict
 from fairflare.federation.state import save_json
+from fairflare.privacy.egress import Egress
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
 from fairflare.seeds import derive, seed_everything
@@ -124,6 +125,16 @@ def build_federation(
     )
 
 
+def allowed(parts: Parts) -> Egress:
+    """What may leave a site in this run."""
+    return Egress(
+        model=parts.model,
+        scalars=parts.scalars(anchored=False) + parts.scalars(anchored=True),
+        metrics=frozenset((*parts.task.metrics, "loss", "train_loss")),
+        groups=parts.grouping.names,
+    )
+
+
 def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
     """Scores models on the task's shared test sets, which are built at the first call and kept."""
     found: list[TestSet] = []
@@ -174,6 +185,7 @@ def build_site(
         groups=parts.grouping.names,
         min_count=config.min_count,
         memory=SiteMemory(memory),
+        egress=allowed(parts),
     )
 
 

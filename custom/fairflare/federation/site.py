@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.objectives import Objective, local_objective
 from fairflare.privacy.counts import released
+from fairflare.privacy.egress import Egress
 from fairflare.probes.base import Probe
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
@@ -58,6 +60,7 @@ class Site:
         groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
         memory: what it keeps from round to round.
+        egress: what may leave the site; None checks nothing.
     """
 
     name: str
@@ -74,9 +77,17 @@ class Site:
     groups: tuple[str, ...] = ()
     min_count: int | None = 10
     memory: SiteMemory = field(default_factory=SiteMemory)
+    egress: Egress | None = None
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
+        answer = self._answer(instruction)
+        if self.egress is not None:
+            parts = ("update", "n_examples", "scalars", "metrics", "seconds")
+            self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
+        return answer
+
+    def _answer(self, instruction: Instruction) -> Answer:
         if instruction.task == "declare":
             return Answer(site=self.name, round=instruction.round.number, n_examples=self.data.size("train"))
         work = {"train": self._train, "compare": self._compare, "evaluate": self._evaluate}
@@ -107,7 +118,7 @@ class Site:
             update=update,
             n_examples=self.data.size("train"),
             scalars=scalars,
-            metrics=metrics | {"train_loss": train_loss},
+            metrics=_finite(metrics | {"train_loss": train_loss}),
             seconds=clock.laps,
         )
 
@@ -127,7 +138,7 @@ class Site:
         splits: dict[str, dict] = {"groups": {}}
         for split in ("val", "test"):
             outputs, targets, groups = self._predict(split)
-            splits[split] = self.scoring.evaluate(outputs, targets)
+            splits[split] = _finite(self.scoring.evaluate(outputs, targets))
             splits["groups"][split] = self._group_values(outputs, targets, groups)
         splits["n"] = {split: float(self.data.size(split)) for split in ("val", "test")}
         return Answer(
@@ -215,6 +226,11 @@ def difference(network: nn.Module, received: StateDict) -> StateDict:
         for key, value in network.state_dict().items()
         if value.is_floating_point()
     }
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    """A diverged model has no loss to tell of; its update is the gate's affair."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 class _Clock:

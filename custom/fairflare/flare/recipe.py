@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nvflare.recipe.spec  # noqa: F401  (takes --export from the command line before the script's own parser sees it)
 from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 import fairflare
@@ -17,6 +18,7 @@ from fairflare.assembly import site_names, without_weights
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.flare.controller import FairController
+from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
 
 PACKAGE = "fairflare"
@@ -87,6 +89,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, task_timeout: int)
     job.to_server(controller)
     for_sites = {**content, "options": without_weights(config.options)}
     job.to_clients(FairExecutor(for_sites), tasks=TASKS)
+    job.to_clients(EgressFilter(for_sites), tasks=TASKS, filter_type=FilterType.TASK_RESULT)
     if simulation:
         job.to_server({"server": {"task_request_interval": SHORT}})
         job.to_clients({"default_task_fetch_interval": SHORT})

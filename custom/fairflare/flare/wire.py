@@ -22,6 +22,7 @@ from fairflare.federation.messages import Answer, Instruction
 
 VERSION = 1
 ERROR_HEADER = "fairflare_error"
+ANSWERED = {"answered": 1.0}
 
 # Without it FLARE sends tensors as empty ones and says nothing.
 fobs.register(TensorDecomposer)
@@ -54,7 +55,7 @@ def answer_to_shareable(answer: Answer) -> Shareable:
         params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
         params_type=ParamsType.DIFF if answer.update is not None else None,
         # FLARE sends nothing without weights or metrics; a declaration and a second answer have neither.
-        metrics=dict(answer.metrics) or (None if answer.update is not None else {"answered": 1.0}),
+        metrics=dict(answer.metrics) or (None if answer.update is not None else ANSWERED),
         current_round=answer.round,
         meta={
             "fairflare": VERSION,

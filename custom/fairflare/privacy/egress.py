@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The allow-list of what a site may send: everything has a name that was agreed on, a kind and a range."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairflare.contracts import Scalar, StateDict
+
+PHASES = ("validate", "probe", "train", "report", "compare")
+SPLITS = ("val", "test")
+LARGEST = 1e12
+LONGEST = 1e7
+"""Seconds, four months."""
+
+
+class EgressRefused(Exception):
+    """Something was about to leave the site that is not on the list; the text holds names only, never values."""
+
+
+@dataclass(frozen=True)
+class Egress:
+    """What answers may hold; anything else refuses the whole answer.
+
+    Attributes:
+        model: w^0; an update has its floating-point entries, with their shapes.
+        scalars: numbers of the method's probes.
+        metrics: names of the task's metrics, "loss" and "train_loss" among them.
+        groups: names of the run's groups.
+    """
+
+    model: StateDict
+    scalars: tuple[Scalar, ...]
+    metrics: frozenset[str]
+    groups: tuple[str, ...]
+
+    def check(self, task: str, *, update: Any, n_examples: Any, scalars: Any, metrics: Any, seconds: Any) -> None:
+        """Raise EgressRefused unless every part of an answer to ``task`` is on the list."""
+        if (update is not None) != (task == "train"):
+            raise EgressRefused(
+                f"weights in an answer to {task}" if update is not None else "no weights after training"
+            )
+        if update is not None:
+            self._check_update(update)
+        known = {s.name: (s.low, s.high) for s in self.scalars}
+        _check_numbers("scalar", scalars, known if task in ("train", "compare") else {})
+        _check_numbers("seconds", seconds, dict.fromkeys(PHASES, (0.0, LONGEST)))
+        if n_examples is not None:
+            _check_numbers("count", {"n_examples": n_examples}, {"n_examples": (1.0, LARGEST)})
+        if task == "evaluate":
+            self._check_evaluation(metrics)
+        else:
+            self._check_metrics(metrics if task == "train" else {})
+
+    def _check_update(self, update: Any) -> None:
+        expected = {key: tuple(value.shape) for key, value in self.model.items() if value.is_floating_point()}
+        if not isinstance(update, Mapping) or set(update) != set(expected):
+            raise EgressRefused("weights whose names are not the model's")
+        for key, value in update.items():
+            tensor = torch.as_tensor(value)
+            if tuple(tensor.shape) != expected[key] or not tensor.is_floating_point():
+                raise EgressRefused(f"weights {key}: shape or type")
+
+    def _check_metrics(self, metrics: Any) -> None:
+        _check_numbers("metric", metrics, dict.fromkeys(self.metrics, (-LARGEST, LARGEST)))
+
+    def _check_evaluation(self, metrics: Any) -> None:
+        _check_names("metrics", metrics, (*SPLITS, "n", "groups"))
+        for split in SPLITS:
+            self._check_metrics(metrics.get(split, {}))
+        _check_numbers("size", metrics.get("n", {}), dict.fromkeys(SPLITS, (0.0, LARGEST)))
+        groups = metrics.get("groups", {})
+        _check_names("groups", groups, SPLITS)
+        for cells in groups.values():
+            _check_names("group", cells, self.groups)
+            for cell in cells.values():
+                _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
+
+
+def nonfinite_entry(update: Mapping[str, Any]) -> str | None:
+    """The first entry of an update that holds NaN or infinity."""
+    for key, value in update.items():
+        tensor = torch.as_tensor(value)
+        if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
+            return key
+    return None
+
+
+def _check_names(what: str, found: Any, known: Iterable[str]) -> None:
+    if not isinstance(found, Mapping):
+        raise EgressRefused(f"{what}: not a mapping")
+    extra = [name for name in found if name not in set(known)]
+    if extra:
+        raise EgressRefused(f"{what}: a name that is not on the list")
+
+
+def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]]) -> None:
+    _check_names(what, found, ranges)
+    for name, value in found.items():
+        low, high = ranges[name]
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise EgressRefused(f"{what} {name}: not a finite number")
+        if not low <= value <= high:
+            raise EgressRefused(f"{what} {name}: outside {low:g} to {high:g}")
