@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,9 @@ def run_local(
     for name in parts.task.sites():
         on_site(name)
         sites[name] = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt")
-    return build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
+    final = build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
+    shutil.rmtree(folder / SITES, ignore_errors=True)  # nothing is left to continue
+    return final
 
 
 def default_device() -> torch.device:

@@ -50,6 +50,7 @@ def execute(
         RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
     """
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
+    parts.task.check_data()
     names = list(parts.task.sites())
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")

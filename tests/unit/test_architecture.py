@@ -26,7 +26,7 @@ ALLOWED = {
     "clinic": {"clinic"},
     "federation": {"federation", "rules", "trainers", "probes", "privacy"},
     "report": {"report", "federation", "clinic", "assembly", "config"},
-    "flare": {"flare", "report", "federation", "rules", "privacy", "assembly", "config"},
+    "flare": {"flare", "report", "federation", "rules", "privacy", "clinic", "assembly", "config"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

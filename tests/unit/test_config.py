@@ -110,9 +110,7 @@ def test_keys_belong_to_one_meaning():
         "training": [Training],
         "task": list(tasks.TASKS.values()),
     }
-    owners = {
-        group: {key for cls in classes for key in registry.parameters(cls)} for group, classes in groups.items()
-    }
+    owners = {group: {key for cls in classes for key in registry.parameters(cls)} for group, classes in groups.items()}
     for one, other in itertools.combinations(owners, 2):
         assert not owners[one] & owners[other], f"{one} and {other}: {owners[one] & owners[other]}"
     for method in registry.methods().values():

@@ -16,6 +16,9 @@ from fairflare.clinic.tensors import TensorData
 from fairflare.contracts import Batch, Offer, Training
 from fairflare.objectives import Objective, local_objective
 
+DATA_FOLDER = "FAIRFLARE_DATA"
+"""Environment variable that names the folder where tasks find data that do not come with the package."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -92,6 +95,9 @@ class Task(ABC):
     @abstractmethod
     def site_data(self, site: str) -> TensorData:
         """The data of one site, built without building any other site's."""
+
+    def check_data(self) -> None:  # noqa: B027  (most tasks bring their data along)
+        """Raise UserError when files that the task reads are not there; called before a run starts anything."""
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """Shared test sets, where the task is simulated and has them."""

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from fairflare import registry
+from fairflare.clinic.base import DATA_FOLDER
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 
@@ -49,7 +51,9 @@ def run_simulator(
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
         with (folder / LOG).open("wb") as log:
             command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or len(sites))]
-            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment()
+            )
             try:
                 _wait(child, workspace, watch)
             finally:
@@ -57,6 +61,13 @@ def run_simulator(
                 _fetch(workspace, folder)
     if not (folder / "audit.jsonl").is_file():
         raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment with absolute data folders: FLARE's processes run somewhere else."""
+    folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER,) if os.environ.get(name)}
+    plugins = [os.path.abspath(path) for path in registry.plugin_files()]
+    return {**os.environ, **folders, **({registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {})}
 
 
 def _fetch(workspace: Path, folder: Path) -> None:

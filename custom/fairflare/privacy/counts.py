@@ -16,13 +16,15 @@ def released(counts: Sequence[int], min_count: int | None, unknown: int = 0) -> 
     Args:
         counts: examples per group, >= 0.
         min_count: the site's minimum, >= 0; None releases nothing.
-        unknown: examples in no group, which is a cell that is never released.
+        unknown: examples in no group, a cell that is never released and needs hiding only when it is small.
     """
     if min_count is None:
         return [False] * len(counts)
     hidden = {k for k, n in enumerate(counts) if 0 < n < min_count}
     total = sum(counts[k] for k in hidden) + unknown
     cells = len(hidden) + (unknown > 0)
+    if not hidden and unknown >= min_count:
+        return [True] * len(counts)
     for k in sorted(range(len(counts)), key=lambda k: counts[k]):
         if not cells or min_count <= 1 or (cells >= 2 and total >= min_count):
             break

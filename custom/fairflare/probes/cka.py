@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +27,9 @@ from fairflare.similarity import FEWEST, Compact, Estimator, cka, compact, cosin
 FAMILY = "similarity"
 LAST_ENCODER = "last_encoder"
 Observe = Callable[[str, Tensor], None]
+Shapes = dict[str, torch.Size]
+Found = tuple[dict[str, float | None], Shapes]
+"""Layer -> similarity, and the layers' shapes in the order of their call."""
 
 
 @probe("layer-similarity")
@@ -96,25 +100,20 @@ class LayerSimilarity(Probe):
         layers = layers_of(network.state_dict(), self.group)
         return {module_of(name, keys, self.group): name for name, keys in layers.items()}
 
-    def _ckas(
-        self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]
-    ) -> tuple[dict[str, float | None], dict[str, torch.Size]]:
+    def _ckas(self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]) -> Found:
         """One pass with the site's model, whose batches are remembered, then one with the anchor."""
         local = [self._compacts(work, points, batch) for batch in self._batches(work)]
         work.network.load_state_dict(work.received)
         sums: dict[str, _Sums] = {}
-        shapes: dict[str, torch.Size] = {}
-        for (mine, shapes), batch in zip(local, self._batches(work)):
+        for (mine, _), batch in zip(local, self._batches(work)):
             anchor, _ = self._compacts(work, points, batch)
             for name in mine.keys() & anchor.keys():
                 sums.setdefault(name, _Sums()).add(mine[name], anchor[name], self.estimator)
-        return {name: sums[name].cka() for name in points.values() if name in sums}, shapes
+        return {name: sums[name].cka() for name in points.values() if name in sums}, local[0][1]
 
-    def _compacts(
-        self, work: LocalWork, points: dict[str, str], batch: Batch
-    ) -> tuple[dict[str, Compact], dict[str, torch.Size]]:
+    def _compacts(self, work: LocalWork, points: dict[str, str], batch: Batch) -> tuple[dict[str, Compact], Shapes]:
         found: dict[str, Compact] = {}
-        shapes: dict[str, torch.Size] = {}
+        shapes: Shapes = {}
 
         def observe(name: str, features: Tensor) -> None:
             if len(features) != len(batch.targets):
@@ -126,24 +125,17 @@ class LayerSimilarity(Probe):
         _forward(work, points, batch, observe)
         return found, shapes
 
-    def _cosines(
-        self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]
-    ) -> tuple[dict[str, float | None], dict[str, torch.Size]]:
+    def _cosines(self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]) -> Found:
         """Both models on one image at a time: a cosine needs both features at once, and all layers' are many."""
         totals: dict[str, list[float]] = {}
-        shapes: dict[str, torch.Size] = {}
+        shapes: Shapes = {}
         for batch in self._batches(work):
             for one in _single(batch) if batch.inputs.dim() > 2 else [batch]:
-                mine: dict[str, Tensor] = {}
                 work.network.load_state_dict(own)
-                _forward(work, points, one, lambda name, x: mine.update({name: x.clone()}))
+                mine = _features(work, points, one)
                 shapes = {name: x.shape for name, x in mine.items()}
                 work.network.load_state_dict(work.received)
-
-                def compare(name: str, x: Tensor, mine: dict[str, Tensor] = mine) -> None:
-                    totals.setdefault(name, []).extend(cosine(mine.pop(name), x).tolist() if name in mine else [])
-
-                _forward(work, points, one, compare)
+                _forward(work, points, one, partial(_add_cosines, totals, mine))
         return {name: math.fsum(v) / len(v) for name, v in totals.items() if v}, shapes
 
     def _batches(self, work: LocalWork) -> Iterator[Batch]:
@@ -176,7 +168,7 @@ class _Sums:
         return cka(*self.values)
 
 
-def last_encoder(shapes: dict[str, torch.Size]) -> str | None:
+def last_encoder(shapes: Shapes) -> str | None:
     """Of the layers before the last, in the order of their call, the last with the smallest extent in space."""
     before = list(shapes)[:-1]
     spatial = [name for name in before if len(shapes[name]) > 2] or before
@@ -211,6 +203,19 @@ def _listening(network: nn.Module, points: dict[str, str], observe: Observe) -> 
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _features(work: LocalWork, points: dict[str, str], batch: Batch) -> dict[str, Tensor]:
+    """Copies of all layers' outputs: a later module may write into them."""
+    found: dict[str, Tensor] = {}
+    _forward(work, points, batch, lambda name, x: found.update({name: x.clone()}))
+    return found
+
+
+def _add_cosines(totals: dict[str, list[float]], mine: dict[str, Tensor], name: str, features: Tensor) -> None:
+    """Compare one layer's features with those of the other model, which are let go at once."""
+    if name in mine:
+        totals.setdefault(name, []).extend(cosine(mine.pop(name), features).tolist())
 
 
 def _single(batch: Batch) -> Iterator[Batch]:

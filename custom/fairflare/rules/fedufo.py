@@ -61,7 +61,7 @@ class FedUFO(Rule):
         beta: the sites' share at level "multi", in [0, 1].
         share_radius: False gives sites beta and groups 1 - beta of the radius (the paper's definition); True gives
             both all of it (its Algorithm 1).
-        group_losses: "mean" over all examples of a group (its empirical risk) or the "sum" of the sites' means (line 16).
+        group_losses: "mean" over all examples of a group (its empirical risk) or the "sum" of sites' means (line 16).
         apply: "split" as above, or "local": s_ik multiplies the local loss and the server takes the plain mean, which
             needs SGD.
         variant: "reference" uses the authors' projection, which leaves small balls, takes radius 0 for none, and at
@@ -69,7 +69,7 @@ class FedUFO(Rule):
     """
 
     level: Literal["client", "attribute", "multi", "unknown"] = "multi"
-    gamma: float = 0.1
+    gamma: float = 0.5
     steps: int = 1
     radius: float | None = 0.5
     ball: Ball = "chi-square"

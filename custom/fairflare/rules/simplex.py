@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adversarial weights on the simplex: the multiplicative step towards large losses, and balls around uniform weights."""
+"""Adversarial weights on the simplex: a multiplicative step towards large losses, and balls around uniform weights."""
 
 from __future__ import annotations
 

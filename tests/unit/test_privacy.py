@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may leave a site: group counts with complementary suppression, and the allow-list, which fails closed."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fairflare.contracts import Scalar
+from fairflare.privacy.counts import released
+from fairflare.privacy.egress import Egress, EgressRefused, nonfinite_entry
+
+
+def test_counts_at_the_minimum_leave_and_below_do_not():
+    assert released([10, 50, 9, 8], 10) == [True, True, False, False]
+
+
+def test_nothing_leaves_without_a_minimum():
+    assert released([1000, 2000], None) == [False, False]
+
+
+def test_one_small_group_hides_the_next_smallest_too():
+    """50 + 20 + 3 of 73: with 50 and 20 known, the 3 follow."""
+    assert released([50, 20, 3], 10) == [True, False, False]
+
+
+def test_two_small_groups_that_are_small_together_hide_a_third():
+    """3 and 4 hide each other, but that there are 7 of them in all would follow."""
+    assert released([3, 4, 50, 30], 10) == [False, False, True, False]
+
+
+def test_an_empty_group_hides_nobody():
+    assert released([0, 40, 60], 10) == [True, True, True]
+
+
+def test_a_few_unknown_are_a_small_group():
+    assert released([40, 60], 10, unknown=2) == [False, True]
+    assert released([40, 60], 10, unknown=0) == [True, True]
+
+
+@pytest.mark.parametrize("counts", list(itertools.product([0, 3, 9, 10, 40], repeat=3)))
+def test_no_small_count_follows_by_subtraction(counts):
+    """Whoever knows the total and all released counts finds either no hidden patient, or at least two cells and ten."""
+    free = released(list(counts), 10)
+    hidden = [n for n, leaves in zip(counts, free) if not leaves]
+    assert all(n == 0 or n >= 10 for n, leaves in zip(counts, free) if leaves)
+    everything = all(n == 0 for n, leaves in zip(counts, free) if leaves)
+    assert not hidden or everything or (len(hidden) >= 2 and sum(hidden) >= 10)
+
+
+EGRESS = Egress(
+    model={"w": torch.zeros(2, 3), "steps": torch.tensor(1)},
+    scalars=(Scalar("loss", 0.0, 10.0, "a loss"), Scalar("group_loss/a", 0.0, 10.0, "another")),
+    metrics=frozenset({"auc", "loss", "train_loss"}),
+    groups=("a", "b"),
+)
+TRAIN = {
+    "update": {"w": torch.ones(2, 3)},
+    "n_examples": 30,
+    "scalars": {"loss": 1.0},
+    "metrics": {"auc": 0.5, "train_loss": 0.1},
+    "seconds": {"train": 2.0},
+}
+EVALUATE = {
+    "update": None,
+    "n_examples": 30,
+    "scalars": {},
+    "metrics": {
+        "val": {"auc": 0.5},
+        "test": {},
+        "n": {"val": 3.0, "test": 0.0},
+        "groups": {"test": {"a": {"n": 12.0, "value": 0.5}}, "val": {}},
+    },
+    "seconds": {},
+}
+COMPARE = {"update": None, "n_examples": None, "scalars": {"loss": 1.0}, "metrics": {}, "seconds": {"compare": 1.0}}
+
+
+def test_what_is_agreed_on_passes():
+    EGRESS.check("train", **TRAIN)
+    EGRESS.check("evaluate", **EVALUATE)
+    EGRESS.check("compare", **COMPARE)
+    EGRESS.check("declare", update=None, n_examples=5, scalars={}, metrics={}, seconds={})
+    EGRESS.check("train", **{**TRAIN, "update": {"w": torch.ones(2, 3).numpy()}})
+
+
+BAD = [
+    {"scalars": {"loss": math.nan}},
+    {"scalars": {"loss": math.inf}},
+    {"scalars": {"loss": 11.0}},
+    {"scalars": {"loss": True}},
+    {"scalars": {"loss": "1.0"}},
+    {"scalars": {"patient 17": 1.0}},
+    {"scalars": [1.0]},
+    {"metrics": {"age of the oldest": 91.0}},
+    {"metrics": {"auc": math.nan}},
+    {"metrics": None},
+    {"seconds": {"train": -1.0}},
+    {"seconds": {"break": 1.0}},
+    {"n_examples": 0},
+    {"n_examples": "many"},
+    {"update": None},
+    {"update": {"w": torch.ones(6)}},
+    {"update": {"w": torch.ones(2, 3), "images": torch.ones(9)}},
+    {"update": {}},
+    {"update": {"w": torch.ones(2, 3, dtype=torch.int64)}},
+    {"update": {"w": "text"}},
+]
+
+
+@pytest.mark.parametrize("change", BAD, ids=str)
+def test_anything_else_is_refused_without_its_value(change):
+    with pytest.raises(Exception) as error:
+        EGRESS.check("train", **{**TRAIN, **change})
+    assert isinstance(error.value, (EgressRefused, TypeError, ValueError))
+    assert "patient 17" not in str(error.value) and "91" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [{"train": {}}, {"test": {"c": {"n": 12.0, "value": 0.5}}}, {"test": {"a": {"n": 12.0, "value": 1.5}}}, [1]],
+    ids=str,
+)
+def test_group_values_are_checked(groups):
+    with pytest.raises(EgressRefused):
+        EGRESS.check("evaluate", **{**EVALUATE, "metrics": {**EVALUATE["metrics"], "groups": groups}})
+
+
+@pytest.mark.parametrize("task", ["evaluate", "declare", "compare"])
+def test_weights_leave_after_training_only(task):
+    with pytest.raises(EgressRefused, match="weights"):
+        EGRESS.check(task, **{**COMPARE, "update": TRAIN["update"]})
+
+
+def test_broken_weights_are_found():
+    assert nonfinite_entry({"a": torch.ones(2), "b": torch.tensor([1.0, math.nan])}) == "b"
+    assert nonfinite_entry({"a": torch.ones(2), "e": torch.empty(0)}) is None
