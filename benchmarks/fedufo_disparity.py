@@ -3,8 +3,8 @@
 
     FAIRFLARE_DATA=DIR python benchmarks/fedufo_disparity.py
 
-DIR holds covid_brazil.csv; without it only SUPPORT2 is run. Prints the tables of docs/methods/fedufo.md. Both tables are
-public, so that groups of any size are counted (min_count=0).
+DIR holds covid_brazil.csv; without it only SUPPORT2 is run. Prints the tables of docs/methods/fedufo.md. Both data sets
+are public, so that groups of any size are counted (min_count=0).
 """
 
 from __future__ import annotations

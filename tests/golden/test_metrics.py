@@ -16,6 +16,7 @@ NAMES = {
     "balanced_acc": "balanced_accuracy",
     "f1_macro": "macro_f1",
     "auc_ovo_macro": "auc_ovo",
+    "auc_ovr_macro": "auc_ovr",
 }
 
 

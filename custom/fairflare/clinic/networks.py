@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairflare.errors import UserError
+
+Norm = Literal["batch", "instance", "group"]
+NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "instance": partial(nn.InstanceNorm2d, affine=True),
+    "group": partial(nn.GroupNorm, 8),
+}
+"""Name -> number of channels -> layer."""
 
 
 def small_cnn(in_channels: int, classes: int, norm: Literal["group", "batch"] = "group") -> nn.Sequential:
@@ -83,12 +92,84 @@ def linear(features: int, classes: int) -> nn.Sequential:
     return mlp(features, classes, hidden=())
 
 
+class UNet(nn.Module):
+    """U-Net (Ronneberger et al., MICCAI 2015, arXiv:1505.04597) with normalised convolutions and 2x2 up-convolutions.
+
+    Takes (N, in_channels, H, W), H and W multiples of 2^(levels - 1) and above it, and returns logits
+    (N, out_channels, H, W). Layers are registered in the order in which they compute, no module is used twice and no
+    ReLU works in place, so that a forward hook sees every layer once, in the order of the state dict.
+
+    Args:
+        in_channels: of the images.
+        out_channels: one per mask.
+        widths: channels of each level from the full resolution down; the last one is the bottleneck's.
+        norm: "batch", "instance" (with scale and shift) or "group" (8 groups).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, widths: Sequence[int], norm: Norm) -> None:
+        super().__init__()
+        self.depth = len(widths) - 1
+        *sides, bottom = widths
+        for level, (narrow, wide) in enumerate(zip((in_channels, *sides), sides), start=1):
+            self.add_module(f"encoder{level}", _double_convolution(narrow, wide, norm))
+        self.bottleneck = _double_convolution(sides[-1], bottom, norm)
+        for level, (wide, narrow) in reversed(list(enumerate(zip(widths[1:], widths), start=1))):
+            self.add_module(f"upconv{level}", nn.ConvTranspose2d(wide, narrow, 2, stride=2))
+            self.add_module(f"decoder{level}", _double_convolution(2 * narrow, narrow, norm))
+        self.head = nn.Conv2d(widths[0], out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images -> logits of every pixel."""
+        skipped = []
+        for level in range(1, self.depth + 1):
+            skipped.append(self.get_submodule(f"encoder{level}")(x))
+            x = F.max_pool2d(skipped[-1], 2)
+        x = self.bottleneck(x)
+        for level in range(self.depth, 0, -1):
+            x = self.get_submodule(f"upconv{level}")(x)
+            x = self.get_submodule(f"decoder{level}")(torch.cat((x, skipped[level - 1]), dim=1))
+        return self.head(x)
+
+
+def unet(in_channels: int, out_channels: int, norm: Norm = "batch") -> UNet:
+    """The U-Net of FedCE and Fed-LWR: 41 layers with parameters, 7.76 million of them, four poolings.
+
+    Args:
+        in_channels: of the images, whose edges are multiples of 16.
+        out_channels: one per mask.
+        norm: "batch" is the papers'.
+    """
+    return UNet(in_channels, out_channels, (32, 64, 128, 256, 512), norm)
+
+
+def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance") -> UNet:
+    """A U-Net of about 120,000 parameters with three poolings, for images of 64 pixels on a laptop.
+
+    Args:
+        in_channels: of the images, whose edges are multiples of 8.
+        out_channels: one per mask.
+        norm: averaged BatchNorm statistics of sites whose images differ in contrast fit none of them; "batch" shows it.
+    """
+    return UNet(in_channels, out_channels, (8, 16, 32, 64), norm)
+
+
+def _double_convolution(narrow: int, wide: int, norm: Norm) -> nn.Sequential:
+    layers = OrderedDict()
+    for i, channels in enumerate((narrow, wide), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
+        layers[f"norm{i}"] = NORMALISATIONS[norm](wide)
+        layers[f"relu{i}"] = nn.ReLU()
+    return nn.Sequential(layers)
+
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "small-cnn": small_cnn,
     "small-cnn-bn": partial(small_cnn, norm="batch"),
     "resnet18": resnet18,
     "mlp": mlp,
     "linear": linear,
+    "unet": unet,
+    "small-unet": small_unet,
 }
 
 

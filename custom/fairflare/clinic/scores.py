@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """Accuracy, balanced accuracy, macro F1, one-versus-one AUC and mean cross-entropy.
+    """Accuracy, balanced accuracy, macro F1, one-versus-one and one-versus-rest AUC and mean cross-entropy.
 
     Args:
         logits: (N, C) finite.
@@ -27,6 +27,8 @@ def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
         macro_f1: mean F1 over the classes that are present or predicted, in [0, 1].
         auc_ovo: mean over pairs of present classes of the pair's two AUCs (Hand and Till, Machine Learning 45, 2001);
             left out when fewer than two are present.
+        auc_ovr: mean over the present classes of the AUC of a class against all others; left out when fewer than two
+            are present.
         loss: mean cross-entropy in float64, >= 0.
 
         Without examples: nothing. With a logit that is not finite: loss = nan only.
@@ -42,14 +44,16 @@ def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
         "balanced_accuracy": _mean_recall(confusion),
         "macro_f1": _macro_f1(confusion),
         "auc_ovo": _auc_ovo(z.softmax(1).numpy(), y.numpy()),
+        "auc_ovr": _auc_ovr(z.softmax(1).numpy(), y.numpy()),
         "loss": float(F.cross_entropy(z, y)),
     }
     return {name: value for name, value in values.items() if value is not None}
 
 
 def binary(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """``classification`` for two classes, with the area under the ROC curve as ``auc`` in place of ``auc_ovo``."""
+    """``classification`` for two classes, with the area under the ROC curve as ``auc`` in place of the two averages."""
     values = classification(logits, targets)
+    values.pop("auc_ovr", None)
     if "auc_ovo" in values:
         values["auc"] = values.pop("auc_ovo")
     return values
@@ -88,3 +92,8 @@ def _auc_ovo(probabilities: np.ndarray, y: np.ndarray) -> float | None:
         rows = (y == a) | (y == b)
         values += [auc(probabilities[rows, c], y[rows] == c) for c in (a, b)]
     return float(np.mean(values)) if values else None
+
+
+def _auc_ovr(probabilities: np.ndarray, y: np.ndarray) -> float | None:
+    present = np.unique(y)
+    return float(np.mean([auc(probabilities[:, c], y == c) for c in present])) if len(present) > 1 else None

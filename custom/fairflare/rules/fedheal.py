@@ -15,21 +15,18 @@ FAEL (fair aggregation by distance):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
-
-BLOCK = 1 << 15
-"""Positions worked on at once: the updates of 20 sites there fill 2.6 MB, about what stays in cache."""
-COUNTER = torch.int16
-MOST_ROUNDS = torch.iinfo(COUNTER).max
+from fairflare.rules.blocks import blocks_of
+from fairflare.rules.consistency import Consistency
 
 FEDHEAL = Paper(
     authors="Chen et al.",
@@ -73,7 +70,7 @@ class FedHEAL(Rule):
             raise ValueError(f"beta must be in [0, 1], got {self.beta}")
 
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """p of this round from distances under ``replies``' own masks; see ``aggregate``."""
+        """p of this round from distances under the sites' masks; see ``aggregate``."""
         outcome = self.aggregate({k: torch.zeros_like(v) for k, v in replies[0].update.items()}, replies, state, round)
         return outcome.weights, outcome.state
 
@@ -82,77 +79,43 @@ class FedHEAL(Rule):
 
         The counters in ``state`` are advanced in place: a second history would double the server's memory.
         """
-        names = [r.site for r in replies]
-        masked = self.parts != "fael"
-        history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
-        if masked:
-            self._begin(replies, history, rounds)
-        scores, kept = self._distances(replies, history, rounds, masked)
-        weights, fael = self._fael(replies, dict(zip(names, scores)), state)
-        if masked:
-            new = self._harmonised(model, replies, weights, history, rounds)
-            rounds |= {name: rounds[name] + 1 for name in names}
-        else:
-            new = add_weighted(model, replies, weights)
-        notes = {"kept_share": dict(zip(names, kept))} if masked else {}
-        return Outcome(new, weights, {"history": history, "rounds": rounds, **fael}, notes)
+        sites = [r.site for r in replies]
+        if self.parts == "fael":
+            weights, carried = self._fael(replies, dict(zip(sites, self._distances(replies))), state)
+            return Outcome(add_weighted(model, replies, weights), weights, carried)
+        masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
+        distances, kept = self._masked_distances(replies, masks)
+        weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
+        new = self._harmonised(model, replies, weights, masks)
+        return Outcome(new, weights, {**masks.after(replies), **carried}, {"kept_share": dict(zip(sites, kept))})
 
-    def _begin(self, replies: Sequence[Reply], history: dict[str, Any], rounds: dict[str, int]) -> None:
-        """Counters of zero for sites that are here for the first time; this round is counted in the first pass."""
-        for reply in replies:
-            if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
-                raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            keys = self._masked_keys(reply)
-            history.setdefault(reply.site, {key: torch.zeros(reply.update[key].numel(), dtype=COUNTER) for key in keys})
-
-    def _masked_keys(self, reply: Reply) -> list[str]:
-        return [key for key in reply.update if self.variant == "reference" or key in reply.trainable]
-
-    def _distances(
-        self, replies: Sequence[Reply], history: Mapping[str, Any], rounds: Mapping[str, int], masked: bool
-    ) -> tuple[list[float], list[float]]:
-        """d_m per reply, and the share of its trainable entries that are kept; counts this round (paper form)."""
-        keys = [key for key in replies[0].update if key in replies[0].trainable] if replies[0].trainable else []
-        squares = torch.zeros(len(keys), len(replies), dtype=torch.float64)
-        kept = torch.zeros(len(replies), dtype=torch.float64)
+    def _distances(self, replies: Sequence[Reply]) -> list[float]:
+        """d_m of the whole updates."""
+        keys = _trainable(replies[0])
+        squares = np.zeros((len(keys), len(replies)))
         for k, key in enumerate(keys):
-            for block, updates in _blocks(replies, key):
-                if masked:
-                    keep = self._keep(updates, replies, history, rounds, key, block, count=self.variant == "paper")
-                    kept += keep.sum(1)
-                    updates = updates.mul_(keep)
-                squares[k] += _row_squares(updates)
-        size = sum(replies[0].update[key].numel() for key in keys)
-        totals = squares.sqrt().sum(0) if self.variant == "reference" else squares.sum(0)
-        return totals.tolist(), (kept / max(size, 1)).tolist()
+            for _, updates in blocks_of(replies, key):
+                squares[k] += [np.dot(u, u) for u in updates]
+        return self._summed(squares)
 
-    def _keep(
-        self,
-        updates: Tensor,
-        replies: Sequence[Reply],
-        history: Mapping[str, Any],
-        rounds: Mapping[str, int],
-        key: str,
-        block: slice,
-        *,
-        count: bool,
-    ) -> Tensor:
-        """bool (K, B): whose updates are consistent; ``count`` adds this round to the counters first."""
-        reference = self.variant == "reference"
-        ahead = updates <= 0 if reference else updates >= 0
-        keep = torch.empty_like(ahead)
-        for m, reply in enumerate(replies):
-            counter = history[reply.site][key][block]
-            if count:
-                counter += ahead[m]
-            seen = rounds[reply.site] + (0 if reference else 1)
-            if not seen:
-                keep[m] = True
-                continue
-            least = _least_count(seen, self.tau, strict=reference)
-            # c = l where this update goes the counted way, 1 - l where it does not.
-            torch.where(ahead[m], counter >= least, counter <= seen - least, out=keep[m])
-        return keep
+    def _masked_distances(self, replies: Sequence[Reply], masks: Consistency) -> tuple[list[float], list[float]]:
+        """d_m of the kept updates, and the share of the trainable entries that is kept; counts this round (paper)."""
+        keys = _trainable(replies[0])
+        squares, kept = np.zeros((len(keys), len(replies))), np.zeros(len(replies))
+        for k, key in enumerate(keys):
+            for block, updates in blocks_of(replies, key):
+                for m, (reply, u) in enumerate(zip(replies, updates)):
+                    keep = masks.keep(reply.site, key, block, u, count=not masks.reference)
+                    kept[m] += np.count_nonzero(keep)
+                    masked = keep.astype(u.dtype)
+                    masked *= u
+                    squares[k, m] += np.dot(masked, masked)
+        size = sum(replies[0].update[key].numel() for key in keys)
+        return self._summed(squares), (kept / max(size, 1)).tolist()
+
+    def _summed(self, squares: np.ndarray) -> list[float]:
+        """d from (keys, K) squared norms."""
+        return (np.sqrt(squares) if self.variant == "reference" else squares).sum(0).tolist()
 
     def _fael(
         self, replies: Sequence[Reply], distances: Mapping[str, float], state: State
@@ -178,54 +141,28 @@ class FedHEAL(Rule):
         return weights, {"p": {**carried, **{s: mass * w for s, w in weights.items()}}, "dp": steps}
 
     def _harmonised(
-        self,
-        model: StateDict,
-        replies: Sequence[Reply],
-        weights: Weights,
-        history: Mapping[str, Any],
-        rounds: Mapping[str, int],
+        self, model: StateDict, replies: Sequence[Reply], weights: Weights, masks: Consistency
     ) -> StateDict:
         """w_i + sum over kept of p_m u_{m,i} / sum over kept of p_m; the other entries as a weighted mean."""
-        keys = set(self._masked_keys(replies[0]))
-        result = add_weighted({k: v for k, v in model.items() if k not in keys}, replies, weights)
-        p = torch.tensor([weights[r.site] for r in replies], dtype=torch.float64)
-        late = self.variant == "reference"
-        for key in keys & set(model):
+        masked = [key for key in model if masks.masks(replies[0].site, key)]
+        result = add_weighted({k: v for k, v in model.items() if k not in masked}, replies, weights)
+        for key in masked:
             total = model[key].to(torch.promote_types(model[key].dtype, torch.float32), copy=True)
-            flat = total.view(-1)
-            for block, updates in _blocks(replies, key):
-                keep = self._keep(updates, replies, history, rounds, key, block, count=False)
-                if late:
-                    self._count(updates, replies, history, key, block)
-                shared = p.to(updates.dtype)
-                mass, step = shared @ keep.to(updates.dtype), shared @ updates.mul_(keep)
-                flat[block] += torch.where(mass > 0, step / mass, torch.zeros_like(step))
+            flat = total.view(-1).numpy()
+            for block, updates in blocks_of(replies, key):
+                mass, step = np.zeros_like(flat[block]), np.zeros_like(flat[block])
+                for reply, u in zip(replies, updates):
+                    keep = masks.keep(reply.site, key, block, u, count=masks.reference)
+                    share = keep.astype(mass.dtype)
+                    share *= weights[reply.site]
+                    mass += share
+                    share *= u
+                    step += share
+                # Where nobody is kept the step is 0 as well.
+                flat[block] += np.divide(step, mass, out=step, where=mass > 0)
             result[key] = total.to(model[key].dtype)
         return {key: result[key] for key in model}
 
-    def _count(
-        self, updates: Tensor, replies: Sequence[Reply], history: Mapping[str, Any], key: str, block: slice
-    ) -> None:
-        for m, reply in enumerate(replies):
-            history[reply.site][key][block] += updates[m] <= 0
 
-
-def _blocks(replies: Sequence[Reply], key: str) -> Iterator[tuple[slice, Tensor]]:
-    """Positions and the K updates there as a float (K, B) of their own."""
-    flat = [reply.update[key].reshape(-1) for reply in replies]
-    for start in range(0, flat[0].numel(), BLOCK):
-        block = slice(start, start + BLOCK)
-        yield block, torch.stack([update[block] for update in flat])
-
-
-def _row_squares(updates: Tensor) -> Tensor:
-    """float64 (K,): sums of squares; within a block float32 is enough."""
-    return torch.linalg.vecdot(updates, updates).double()
-
-
-def _least_count(seen: int, tau: float, *, strict: bool) -> int:
-    """The smallest count c with c / seen >= tau (> tau when ``strict``)."""
-    least = max(math.floor(tau * seen) - 1, 0)
-    while least / seen < tau or (strict and least / seen <= tau):
-        least += 1
-    return least
+def _trainable(reply: Reply) -> list[str]:
+    return [key for key in reply.update if key in reply.trainable]

@@ -5,25 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from fairflare.contracts import Reply
+from fairflare.rules.blocks import blocks_of
 
-BLOCK = 1 << 16
+BLOCK = 1 << 13
+"""Positions compared at once: with 20 sites 0.65 MB of float32."""
 NOISE = 1e-6
 """Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
 
 
-def gram(replies: Sequence[Reply]) -> Tensor:
+def gram(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
-    total = torch.zeros(len(replies), len(replies), dtype=torch.float64)
+    total = np.zeros((len(replies), len(replies)))
+    stacked = np.empty((len(replies), BLOCK), dtype=np.float32)
     for key in sorted(replies[0].trainable & set(replies[0].update)):
-        flat = [reply.update[key].reshape(-1) for reply in replies]
-        for start in range(0, flat[0].numel(), BLOCK):
-            block = torch.stack([update[start : start + BLOCK] for update in flat])
-            block = block.to(torch.promote_types(block.dtype, torch.float32))
-            total += (block @ block.T).double()
+        for _, updates in blocks_of(replies, key, BLOCK):
+            block = np.stack(updates, out=stacked[:, : len(updates[0])] if updates[0].dtype == np.float32 else None)
+            # NumPy sees that both factors are one array and computes half of the products.
+            total += block @ block.T
     return total
 
 
@@ -39,10 +40,10 @@ def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: fl
         of_nothing: what a zero update counts as (1 in FLARE's code).
     """
     products = gram(replies)
-    p = torch.tensor([prior[r.site] for r in replies], dtype=torch.float64)
+    p = np.array([prior[r.site] for r in replies])
     found = {}
     for i, reply in enumerate(replies):
-        others = p.clone()
+        others = p.copy()
         others[i] = 0.0
         own, rest = float(products[i, i]), float(others @ products @ others)
         if own <= 0:

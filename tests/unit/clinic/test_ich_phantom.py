@@ -114,6 +114,19 @@ def test_noise_has_the_severity_and_is_frozen(task, data):
 
 
 @needs_nilearn
+def test_a_free_rider_repeats_one_image(task, data):
+    for k in (2, 4):
+        rider, site = dataclasses.replace(task, free_rider=k), f"site-{k}"
+        assert rider.sites()[site] == f"{task.sites()[site]}; repeats one image"
+        held, honest = rider.site_data(site).splits, data[site].splits
+        for part in ("inputs", "targets"):
+            train = getattr(held["train"], part)
+            assert len(train) == len(honest["train"]) and (train == getattr(honest["train"], part)[0]).all()
+            assert all(torch.equal(getattr(held[name], part), getattr(honest[name], part)) for name in ("val", "test"))
+        assert fingerprint(rider, "site-1") == fingerprint(task, "site-1")
+
+
+@needs_nilearn
 def test_motion_blur_instead_of_noise(task):
     blurred = dataclasses.replace(task, corruption="motion")
     sharp, soft = (t.site_data("site-4").splits["val"].inputs.float() for t in (task, blurred))
@@ -165,6 +178,7 @@ BAD = [
     ({"corruption": "fog"}, "corruption: expected one of noise, motion, got 'fog'"),
     ({"model": "vgg"}, "model: expected one of small-cnn, .*resnet18, got 'vgg'"),
     ({"pretrained_weights": "w.pth"}, "pretrained_weights: expected none unless model=resnet18"),
+    ({"free_rider": 9}, "free_rider: expected 0..8, got 9"),
     ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
 ]
 

@@ -30,8 +30,33 @@ def test_the_callers_seed_decides_the_weights():
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
 
+def layers_with_parameters(network):
+    return [(name, m) for name, m in network.named_modules() if next(m.parameters(recurse=False), None) is not None]
+
+
+@pytest.mark.parametrize(
+    "norm, kind", [("batch", "BatchNorm2d"), ("instance", "InstanceNorm2d"), ("group", "GroupNorm")]
+)
+@pytest.mark.parametrize("name, layers, low, high", [("unet", 41, 7.755e6, 7.765e6), ("small-unet", 32, 1e5, 1.5e5)])
+def test_unets(name, layers, low, high, norm, kind):
+    network = networks.build(name, 1, 3, norm=norm)
+    found = layers_with_parameters(network)
+    assert {type(m).__name__ for _, m in found} == {"Conv2d", "ConvTranspose2d", kind} and len(found) == layers
+    assert low < sum(p.numel() for p in network.parameters()) < high
+    assert network(torch.zeros(2, 1, 32, 48)).shape == (2, 3, 32, 48)
+
+
+def test_unet_layers_compute_once_each_in_the_order_of_the_state_dict():
+    network, called = networks.build("small-unet", 1, 2, norm="batch"), []
+    for name, module in layers_with_parameters(network):
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    network(torch.zeros(2, 1, 16, 16))
+    assert called == list(dict.fromkeys(key.rpartition(".")[0] for key in network.state_dict()))
+    assert not any(getattr(m, "inplace", False) for m in network.modules())
+
+
 def test_unknown_name():
-    with pytest.raises(UserError, match="network: expected one of small-cnn, .*linear, got 'vgg'"):
+    with pytest.raises(UserError, match="network: expected one of small-cnn, .*linear, .*got 'vgg'"):
         networks.build("vgg", 1, 5)
 
 

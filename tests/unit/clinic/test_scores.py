@@ -22,6 +22,7 @@ def test_agrees_with_scikit_learn(seed):
         "balanced_accuracy": sk.balanced_accuracy_score(y, guess),
         "macro_f1": sk.f1_score(y, guess, average="macro"),
         "auc_ovo": sk.roc_auc_score(y, p, multi_class="ovo", average="macro"),
+        "auc_ovr": sk.roc_auc_score(y, p, multi_class="ovr", average="macro"),
         "loss": sk.log_loss(y, p),
     }
     assert scores.classification(logits, y) == pytest.approx(expected, abs=1e-12)
@@ -32,7 +33,8 @@ def test_binary_auc():
     logits, y = torch.randn(50, 2, generator=generator), torch.randint(0, 2, (50,), generator=generator)
     values = scores.binary(logits, y)
     margin = (logits[:, 1] - logits[:, 0]).double().numpy()
-    assert values["auc"] == pytest.approx(sk.roc_auc_score(y, margin), abs=1e-12) and "auc_ovo" not in values
+    assert values["auc"] == pytest.approx(sk.roc_auc_score(y, margin), abs=1e-12)
+    assert not {"auc_ovo", "auc_ovr"} & set(values)
 
 
 def test_absent_classes_count_nowhere():
@@ -41,11 +43,21 @@ def test_absent_classes_count_nowhere():
     assert values["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     # Class 0 ranks its two at 0.665 and 0.909 against 0.090 and 0.576; class 1 ranks its two at 0.665 and 0.212.
     assert values["auc_ovo"] == 1.0
+    assert values["auc_ovr"] == 1.0  # a mean over the two present classes, not over three
+
+
+def test_one_versus_rest_counts_every_class_alike():
+    """Class 0: 0.8, 0.6 against 0.1, 0.7, one of four pairs lost: 0.75. Classes 1 and 2: all three pairs won."""
+    p = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1], [0.7, 0.05, 0.25]])
+    values = scores.classification(p.log(), torch.tensor([0, 0, 1, 2]))
+    assert values["auc_ovr"] == pytest.approx((0.75 + 1 + 1) / 3, abs=1e-12)
 
 
 def test_one_class_has_no_auc():
     values = scores.classification(torch.randn(5, 3), torch.ones(5, dtype=torch.long))
-    assert "auc_ovo" not in values and {"accuracy", "balanced_accuracy", "macro_f1", "loss"} <= set(values)
+    assert not {"auc_ovo", "auc_ovr"} & set(values) and {"accuracy", "balanced_accuracy", "macro_f1", "loss"} <= set(
+        values
+    )
 
 
 def test_empty_and_broken_outputs():

@@ -17,6 +17,7 @@ from fairflare.clinic import networks, phantom, scores
 from fairflare.clinic.base import Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.clinic.free_rider import REMARK, with_one_image
 from fairflare.clinic.partition import dirichlet_with_corrupted, redrawn
 from fairflare.clinic.tensors import Split, TensorData, as_float, normalised
 from fairflare.contracts import Training
@@ -53,6 +54,7 @@ class IchPhantom(Task):
         model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
         pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
         augment: random rotation, shift and flip of training images.
+        free_rider: number of a site whose training split repeats one image of its own, 1..n_sites; 0: none.
         data_seed: 0..2**32-1; the papers' partitions use 2024.
     """
 
@@ -62,7 +64,7 @@ class IchPhantom(Task):
     simulated = "the bleeds, the CT look, the patients (warps of that brain), the sites and their image quality"
     classes = phantom.CLASSES
     headline = "balanced_accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo")
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "8 sites, 2 of them with noise, little label skew, 48 pixels, a small CNN; a minute on a laptop",
@@ -98,6 +100,7 @@ class IchPhantom(Task):
     model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
     pretrained_weights: str | None = None
     augment: bool = False
+    free_rider: int = 0
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
@@ -112,14 +115,17 @@ class IchPhantom(Task):
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
         expect("test_images", self.test_images >= 20, "at least 20", self.test_images)
         expect("size", 32 <= self.size <= 512, "32..512", self.size)
+        expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
         if self.pretrained_weights is not None:
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        """ "clean", or the corruption and its severity for the last sites."""
+        """ "clean", or the corruption and its severity for the last sites; and which one is the free rider."""
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
+        if self.free_rider:
+            kinds[self.free_rider - 1] += f"; {REMARK}"
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
@@ -130,7 +136,11 @@ class IchPhantom(Task):
     def site_data(self, site: str) -> TensorData:
         """The site's images, rendered now."""
         mean, std = NORMS[self.model]
-        splits = {name: self._rendered(rows, self.sites()[site] != "clean") for name, rows in self.rows(site).items()}
+        k, rows = site_index(site, self.sites()), self.rows(site)
+        if k == self.free_rider - 1:
+            rows = with_one_image(rows)
+        poor = k >= self.n_sites - self.corrupted
+        splits = {name: self._rendered(part, poor) for name, part in rows.items()}
         return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
 
     def rows(self, site: str) -> dict[str, np.ndarray]:
