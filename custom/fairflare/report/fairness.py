@@ -4,7 +4,7 @@
 Conventions. Higher values are better unless ``higher_is_better=False``. Missing and non-finite values are left out,
 never counted as zero; ``describe`` says which. A quantity that is undefined for the values that remain is None.
 The standard deviation over sites is the population one (ddof 0), as in the client-level STD of FedISM+ (Wu et al.,
-Table IV) and in Fed-LWR; FedCE, FedHEAL and FedUFO print the sample one (ddof 1), so every report states ``ddof``.
+Table IV) and in Fed-LWR; FedCE, FedHEAL and FedUFO print the sample one (ddof 1), so every report gives both.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ Values = Mapping[str, float | None]
 CI_MIN_SITES = 5
 """Below this many sites a bootstrap over sites says next to nothing, and reports show none."""
 Interval = tuple[float | None, float | None]
+STD_USED_BY = {"std": "FedISM+ (Table IV) and Fed-LWR", "std_sample": "FedCE, FedHEAL and FedUFO"}
+"""Which papers print the standard deviation over sites with ddof 0 ("std") and with ddof 1 ("std_sample")."""
 
 
 def finite(values: Values) -> dict[str, float]:
@@ -35,6 +37,23 @@ def mean(values: Values) -> float | None:
 def std(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
     """Standard deviation over sites, >= 0; None where fewer than ddof + 1 sites have a value."""
     return _std(finite(values).values(), ddof)
+
+
+def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: int = 4) -> float:
+    """Standard deviation (ddof 0) over sites at two values: sqrt(n_clean n_corrupted) / (n_clean + n_corrupted) |gap|.
+
+    FedISM+'s Table IV (Wu et al.): 16 clean clients at the metric on the clean test set and 4 corrupted ones at that on
+    the corrupted test set, hence 0.4 times the distance of the two.
+
+    Args:
+        clean: the metric that every clean client is given.
+        corrupted: the metric that every corrupted client is given.
+        n_clean: >= 0 clients.
+        n_corrupted: >= 0 clients, with ``n_clean`` at least 1.
+    """
+    if min(n_clean, n_corrupted) < 0 or n_clean + n_corrupted < 1:
+        raise ValueError(f"expected at least one client, got {n_clean} clean and {n_corrupted} corrupted")
+    return math.sqrt(n_clean * n_corrupted) / (n_clean + n_corrupted) * abs(clean - corrupted)
 
 
 def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
@@ -116,8 +135,9 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
     """All of the above as JSON values, with the convention that each was computed under.
 
     Returns:
-        n_sites and left_out (names without a finite value); mean, std (with ddof), worst and best ({"site", "value"}),
-        gap, bottom_decile, jain, and ci of the mean ({"low", "high", "level", "method"}), null below five sites.
+        n_sites and left_out (names without a finite value); mean, std (with its ddof, 0), std_sample (ddof 1) and
+        std_used_by (which papers print which), worst and best ({"site", "value"}), gap, bottom_decile, jain, and ci of
+        the mean ({"low", "high", "level", "method"}), null below five sites.
     """
     known = finite(values)
     low, high = bootstrap_ci(known, level, seed=seed) if len(known) >= CI_MIN_SITES else (None, None)
@@ -127,6 +147,8 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
         "mean": mean(known),
         "std": std(known),
         "ddof": 0,
+        "std_sample": std(known, ddof=1),
+        "std_used_by": dict(STD_USED_BY),
         "worst": dict(zip(("site", "value"), worst(known, higher_is_better), strict=True)),
         "best": dict(zip(("site", "value"), best(known, higher_is_better), strict=True)),
         "gap": gap(known),

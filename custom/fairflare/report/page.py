@@ -33,16 +33,22 @@ def render_run(summary: Json) -> str:
     """The page of one run from its report.json; the same summary gives the same bytes."""
     from markupsafe import Markup
 
-    from fairflare.report import figures
+    from fairflare.report import figures, method_figures
 
     drawn = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)
+    of_method = (method_figures.lambda_rounds, method_figures.cell_map, method_figures.layer_map)
+    of_contribution = (method_figures.contribution_rounds, method_figures.rider_rounds)
     return (
         _environment()
         .get_template("run.html.j2")
         .render(
             run=summary,
             opening=words.opening(summary),
-            figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
+            figures=[Markup(svg) for svg in (draw(summary) for draw in (*drawn, *of_method)) if svg],
+            contribution_figures=[Markup(svg) for svg in (draw(summary) for draw in of_contribution) if svg],
+            groups=words.groups(summary),
+            opportunity=words.opportunity(summary),
+            contribution=words.contribution(summary),
             metric=label(summary["headline"]),
             metrics=_metric_names(row["test"] for row in summary["sites"]),
             test_metrics=_metric_names(row["metrics"] for row in summary["test_sets"]["rows"]),

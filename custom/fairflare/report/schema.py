@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.report.fairness import std
 from fairflare.report.values import json_value
 
 Json = dict[str, Any]
@@ -28,7 +27,6 @@ def report_json(summary: Json, entries: Sequence[Json]) -> Json:
         detail: the summary.
     """
     fairness = summary["fairness"]
-    values = {row["site"]: row["value"] for row in summary["sites"]}
     last = summary["test_sets"]["last"]
     return json_value(
         {
@@ -46,7 +44,7 @@ def report_json(summary: Json, entries: Sequence[Json]) -> Json:
                 "metric": fairness["metric"],
                 "mean": fairness["mean"],
                 "std": fairness["std"],
-                "std_sample": std(values, ddof=1),
+                "std_sample": fairness["std_sample"],
                 "worst": fairness["worst"]["value"],
                 "worst_site": fairness["worst"]["site"],
                 "best": fairness["best"]["value"],

@@ -97,6 +97,95 @@ def _conditions(summary: Json) -> list[str]:
     ]
 
 
+def groups(summary: Json) -> list[str]:
+    """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
+    found = summary["groups"]
+    if not found:
+        return []
+    parts = (_spread(found) + _mixtures(found), _held_back(found))
+    return [" ".join(sentences) for sentences in parts if sentences]
+
+
+def _spread(found: Json) -> list[str]:
+    lowest, metric = found["worst"], label(found["metric"])
+    if lowest["group"] is None:
+        return []
+    sentences = [f"The model's {metric} is lowest in the group {lowest['group']} ({text(lowest['value'])})."]
+    if found["disparity"]["sample"] is not None:
+        sentences.append(
+            f"The disparity, the standard deviation over groups, is {text(found['disparity']['sample'])} with ddof 1 "
+            f"(as FedUFO prints it) and {text(found['disparity']['population'])} with ddof 0."
+        )
+    return sentences
+
+
+def _mixtures(found: Json) -> list[str]:
+    if not found["unseen"]:
+        return []
+    ends = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
+    return [
+        f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
+        f"within a chi-square distance rho of equal sizes would get {ends}; the worst group alone gets "
+        f"{text(found['worst']['value'])}."
+    ]
+
+
+def _held_back(found: Json) -> list[str]:
+    expected, told, least = found["cells"]["expected"], found["cells"]["told"], found["min_count"]
+    if least is None:
+        return ["min_count is none: sites tell no numbers of groups."] if not told else []
+    missing = "all of them came" if told == expected else f"{expected - told} of {expected} are missing"
+    return [
+        f"A site tells a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
+        f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
+        "what was told."
+    ]
+
+
+def opportunity(summary: Json) -> str:
+    """Equal opportunity in one sentence; "" where the groups are not those of label and attribute."""
+    found = (summary["groups"] or {}).get("equal_opportunity")
+    if not found:
+        return ""
+    which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
+    return (
+        f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
+        f"{_attribute(summary['groups']['by'])}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
+        f"{text(found['worst_tpr'])}."
+    )
+
+
+def _attribute(by: str) -> str:
+    return listing(key.strip() for key in by.split("+") if key.strip() != "label")
+
+
+def contribution(summary: Json) -> list[str]:
+    """What the page says of contributions: what they agree with, and whom the free-rider rule marks; [] for none."""
+    found = summary["contribution_shares"]
+    if not found:
+        return []
+    agreed = found["agreement"]
+    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
+    first = f"Last shares against shares of the examples: {numbers}, cosine: {text(agreed['cosine'])}."
+    return [first] + _riders(found)
+
+
+def _riders(found: Json) -> list[str]:
+    if found["usual_score"] is None:
+        return []
+    marked = [row["site"] for row in found["rows"] if row["flagged"]]
+    who = f"Marked: {listing(marked)}." if marked else "No site is marked."
+    if not found["usual_score"]:
+        who = "The median site's score is 0, so no site can be compared with it."
+    return [
+        "The free-rider score of a round is the novelty of a site's update (1 minus its cosine with the other sites' "
+        "update) times the error gap (how far training moved the error on the site's own validation data). A site is "
+        f"marked when its median over rounds exceeds {found['factor']:g} times the median of all sites' medians. "
+        "Score and limit are this package's interpretation of the FedCE paper; a mark is a reason to look, not a "
+        f"verdict. {who}"
+    ]
+
+
 def opening_compare(comparison: Json) -> list[str]:
     """What the comparison shows first: which method is best on average and at the worst site, over how many seeds."""
     methods, metric, seeds = comparison["methods"], label(comparison["headline"]), comparison["seeds"]

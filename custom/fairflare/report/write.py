@@ -11,6 +11,7 @@ import torch
 
 from fairflare.assembly import CONFIG, build_parts, scorer
 from fairflare.clinic.base import Task
+from fairflare.clinic.grouping import NONE
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.federation import audit
@@ -42,7 +43,7 @@ def write_report(folder: Path) -> dict[str, Any]:
     parts = build_parts(config, at_site=True)
     model = _logged_model(folder, entries)
     scores = _scored(entries) or scorer(parts)(model)
-    summary = summarise(described, entries, facts(parts.task), scores)
+    summary = summarise(described, entries, facts(parts.task, config.group_by), scores)
     report = report_json(summary, entries)
     save_json(folder / REPORT, report)
     save_text(folder / PAGE, render_run(summary))
@@ -63,8 +64,8 @@ def _scored(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return rounds[-1].get("test_sets") or {} if rounds else {}
 
 
-def facts(task: Task) -> dict[str, Any]:
-    """What a reader must know about a task: what is real, what is simulated, what the sites are."""
+def facts(task: Task, group_by: str = NONE) -> dict[str, Any]:
+    """What a reader must know about a task: what is real, what is simulated, what the sites and the groups are."""
     return {
         "title": task.title,
         "real": task.real,
@@ -73,6 +74,8 @@ def facts(task: Task) -> dict[str, Any]:
         "headline": task.headline,
         "sites": task.sites(),
         "table_sets": task.table_sets(),
+        "groups": list(task.grouping(group_by).names),
+        "group_metric": "accuracy" if task.class_labels else task.headline,
     }
 
 

@@ -2,11 +2,14 @@
 """A made-up run whose numbers are small enough to check by hand."""
 
 import copy
+import re
+from html.parser import HTMLParser
 
 import pytest
 
 from fairflare.report.summary import summarise
 
+VOID = {"meta", "br"}
 SITES = ("site-1", "site-2", "site-10")
 EXAMPLES = {"site-1": 100, "site-2": 60, "site-10": 40}
 WEIGHTS = (
@@ -138,3 +141,99 @@ def make_run(inputs):
         return summarise(**changed)
 
     return make
+
+
+GROUPS = {
+    "site-1": {"healthy, f": (40, 0.9), "healthy, m": (40, 0.8), "ill, f": (10, 0.5), "ill, m": (10, 0.7)},
+    "site-2": {"healthy, f": (20, 0.6), "healthy, m": (20, 0.8), "ill, f": (10, 0.3)},
+    "site-10": {"healthy, f": (20, 1.0), "healthy, m": (20, 0.8)},
+}
+SCORES = {"site-1": 0.02, "site-2": 0.01, "site-10": 0.5}
+LAMBDA = {"healthy, f": 0.1, "healthy, m": 0.2, "ill, f": 0.4, "ill, m": 0.3}
+
+
+def _cells(found):
+    return {group: {"n": float(n), "value": value} for group, (n, value) in found.items()}
+
+
+@pytest.fixture
+def grouped_inputs(inputs):
+    """The made-up run with groups "label+sex", of which three cells were held back."""
+    inputs["config"] |= {"group_by": "label+sex", "min_count": 5, "leave_out": ""}
+    inputs["facts"] |= {
+        "classes": ["healthy", "ill"],
+        "groups": ["healthy, f", "healthy, m", "ill, f", "ill, m"],
+        "group_metric": "accuracy",
+    }
+    for site, splits in inputs["entries"][-2]["sites"].items():
+        splits["groups"] = {"val": {}, "test": _cells(GROUPS[site])}
+    return inputs
+
+
+@pytest.fixture
+def noted_inputs(grouped_inputs):
+    """The same with what FedCE, FedUFO and Fed-LWR note; site-10, absent in round 2, scores high."""
+    for record in grouped_inputs["entries"][1:5]:
+        sites = list(record["accepted"])
+        record["notes"] = {
+            "contribution": dict(record["weights"]),
+            "novelty": {site: 2 * SCORES[site] for site in sites},
+            "error_gap": dict.fromkeys(sites, 0.5),
+            "free_rider_score": {site: SCORES[site] * record["round"] / 2.5 for site in sites},
+            "group_lambda": dict(LAMBDA),
+            "group_loss": dict.fromkeys(LAMBDA, 0.7),
+            "layer_weights": {
+                "conv1": {site: 1 / len(sites) for site in sites},
+                "head": {site: 0.7 if site == "site-1" else 0.3 / (len(sites) - 1) for site in sites},
+            },
+        }
+    return grouped_inputs
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects ids, references, texts and tables' captions."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.ids, self.references, self.tags, self.texts = [], [], [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src", "action", "data", "srcset", "xlink:href"):
+                self.references.append(value)
+            self.references += re.findall(r"url\(([^)]*)\)", value or "")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open and self.open[-1] == "style":
+            assert "url(" not in data
+            assert "@import" not in data
+
+
+def _self_contained(html):
+    page = Page(html)
+    assert page.references == [] or all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "http:" not in html
+    assert "https:" not in html
+    assert not {"script", "link", "img", "iframe", "object", "form"} & set(page.tags)
+    assert page.tags.count("table") == page.tags.count("caption")
+    return page
+
+
+@pytest.fixture
+def self_contained():
+    """Parses a page, which must nest and refer to nothing outside it, and returns what ``Page`` collected."""
+    return _self_contained

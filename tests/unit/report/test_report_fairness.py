@@ -8,15 +8,12 @@ freedom at 0.975 is 4.30265 (any printed table), so the half width over seeds is
 
 import json
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fairflare.report import fairness
 
-GOLDEN = Path(os.environ.get("FAIRFLARE_GOLDEN") or Path(__file__).parents[2] / "golden") / "metrics.json"
 X = {"site-1": 0.9, "site-2": 0.8, "site-10": 0.6}
 
 
@@ -132,18 +129,24 @@ def test_levels_outside_the_unit_interval_are_refused(level):
         fairness.mean_ci([1.0, 2.0], level=level)
 
 
-def test_golden_fedism_tables_use_the_population_std():
-    """15 values = 3 runs x last 5 rounds; Table IV takes 16 clients at the clean and 4 at the corrupted value."""
-    found = json.loads(GOLDEN.read_text())["fedism_last5"]
-    clean, corrupted = np.ravel(found["clean"]), np.ravel(found["corrupted"])
-    for name, values in (("clean", clean), ("corr", corrupted), ("avg", (clean + corrupted) / 2)):
-        by_round = dict(enumerate(values))
-        assert fairness.mean(by_round) == pytest.approx(found[f"{name}_mean"], abs=1e-12)
-        assert fairness.std(by_round) == pytest.approx(found[f"{name}_std"], abs=1e-12)
-    clients = [fairness.std(dict(enumerate([a] * 16 + [b] * 4))) for a, b in zip(clean, corrupted, strict=True)]
-    assert clients == pytest.approx(found["client_std_16_4"], abs=1e-12)
+def test_both_deviations_and_the_papers_that_print_them():
+    found = fairness.describe(X)
+    assert found["std"] == pytest.approx(math.sqrt(42 / 2700), abs=1e-15)
+    assert found["std_sample"] == pytest.approx(math.sqrt(42 / 1800), abs=1e-15)
+    assert found["ddof"] == 0
+    assert "Fed-LWR" in found["std_used_by"]["std"] and "FedHEAL" in found["std_used_by"]["std_sample"]
+    assert fairness.describe({"a": 0.4})["std_sample"] is None
 
 
-def test_golden_fedufo_disparity_is_the_sample_std():
-    found = json.loads(GOLDEN.read_text())["fedufo"]
-    assert fairness.std(dict(enumerate(found["acc"])), ddof=1) == pytest.approx(found["disparity"], abs=1e-12)
+@pytest.mark.parametrize(("n_clean", "n_corrupted", "factor"), [(16, 4, 0.4), (1, 1, 0.5), (3, 0, 0.0), (9, 1, 0.3)])
+def test_client_std_is_the_deviation_over_two_kinds_of_clients(n_clean, n_corrupted, factor):
+    """sqrt(16 * 4) / 20 = 0.4, sqrt(9 * 1) / 10 = 0.3."""
+    clients = dict(enumerate([0.9] * n_clean + [0.7] * n_corrupted))
+    found = fairness.client_std(0.9, 0.7, n_clean, n_corrupted)
+    assert found == pytest.approx(fairness.std(clients), abs=1e-15)
+    assert found == pytest.approx(factor * 0.2, abs=1e-15)
+
+
+def test_client_std_needs_a_client():
+    with pytest.raises(ValueError, match="at least one client"):
+        fairness.client_std(0.9, 0.7, 0, 0)

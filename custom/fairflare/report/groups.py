@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How evenly one model serves groups of patients: pure functions on a mapping group -> value, higher is better.
+
+Conventions. A group's value is pooled: the mean over all its examples at the sites that told of it, so that a large
+site counts more. The disparity is the standard deviation over groups with ddof 1 unless asked otherwise, as FedUFO
+(Zhang et al., Patterns 5, 2024, https://doi.org/10.1016/j.patter.2023.100907) prints it. A quantity that is undefined
+for the groups that are known is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fairflare.report.fairness import Values, finite, gap, std, worst
+from fairflare.report.values import number
+
+Cells = Mapping[str, Mapping[str, Any]]
+"""Group -> {"n", "value"}, as one site tells it."""
+Rates = dict[str, dict[str, float]]
+"""Class -> value of the attribute -> true-positive rate."""
+LABEL = "label"
+
+
+def pooled(told: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
+    """Group -> {"n", "value"} over sites: the sum of the sizes, and the mean of the values weighted by them.
+
+    Args:
+        told: site -> group -> {"n" > 0, "value"}; what is no finite number is passed over.
+    """
+    totals: dict[str, list[tuple[float, float]]] = {}
+    for cells in told.values():
+        for group, (n, value) in known_cells(cells).items():
+            totals.setdefault(group, []).append((n, value))
+    sizes = {group: math.fsum(n for n, _ in found) for group, found in totals.items()}
+    return {
+        group: {"n": sizes[group], "value": math.fsum(n * value for n, value in found) / sizes[group]}
+        for group, found in totals.items()
+    }
+
+
+def known_cells(cells: Cells) -> dict[str, tuple[float, float]]:
+    """Group -> (n, value) of the cells that hold a size above 0 and a finite value."""
+    read = {group: (number(cell.get("n")), number(cell.get("value"))) for group, cell in cells.items()}
+    return {group: (n, value) for group, (n, value) in read.items() if n and n > 0 and value is not None}
+
+
+def disparity(values: Values, ddof: Literal[0, 1] = 1) -> float | None:
+    """Standard deviation over groups, >= 0; None where fewer than ddof + 1 groups are known."""
+    return std(values, ddof)
+
+
+def harmonic(a: float, b: float) -> float | None:
+    """2ab / (a + b) for a, b >= 0, between the smaller and twice the smaller; None when both are 0.
+
+    FedUFO's Table 6 prints this form, for accuracies.
+    """
+    half = harmonic_printed(a, b)
+    return None if half is None else 2 * half
+
+
+def harmonic_printed(a: float, b: float) -> float | None:
+    """ab / (a + b) for a, b >= 0, half the harmonic mean: the form that FedUFO's Table 5 prints for disparities."""
+    if min(a, b) < 0:
+        raise ValueError(f"expected a, b >= 0, got {a}, {b}")
+    return a * b / (a + b) if a + b > 0 else None
+
+
+def split_name(name: str, keys: Sequence[str], classes: Sequence[str]) -> tuple[str, str] | None:
+    """The class and the attributes' values in a joint group's name: "died, female" -> ("died", "female").
+
+    Args:
+        name: as ``clinic.grouping`` makes it.
+        keys: what the grouping goes by, "label" among them, e.g. ("label", "sex").
+        classes: the classes' names, which may hold commas.
+
+    Returns:
+        None where the grouping is not one of label and attribute, or the name does not fit.
+    """
+    if LABEL not in keys or len(keys) < 2:
+        return None
+    parts = name.split(", ")
+    if len(parts) == len(keys):
+        here = keys.index(LABEL)
+        return parts[here], ", ".join(parts[:here] + parts[here + 1 :])
+    fitting = [c for c in classes if keys[0] == LABEL and name.startswith(f"{c}, ")]
+    found = max(fitting, key=len, default=None)
+    return None if found is None else (found, name[len(found) + 2 :])
+
+
+def true_positive_rates(values: Values, keys: Sequence[str], classes: Sequence[str]) -> Rates:
+    """P(predicted class = y | class y, attribute a) of every known group (y, a), which is that group's accuracy."""
+    rates: Rates = {}
+    for name, value in finite(values).items():
+        cell = split_name(name, keys, classes)
+        if cell is not None:
+            rates.setdefault(cell[0], {})[cell[1]] = value
+    return rates
+
+
+def equal_opportunity(rates: Values) -> dict[str, Any]:
+    """How differently one class is recognised over the values of an attribute.
+
+    Hardt et al., NeurIPS 2016, https://arxiv.org/abs/1610.02413, as FedUFO's code computes it: the rates are of the
+    positive class, index 1 of two.
+
+    Args:
+        rates: value of the attribute -> true-positive rate in [0, 1].
+
+    Returns:
+        gap: largest minus smallest rate, |TPR_0 - TPR_1| for two values; None below two known ones;
+        worst: {"attribute", "value"}, the smallest rate.
+    """
+    name, value = worst(rates)
+    return {
+        "gap": gap(rates) if len(finite(rates)) > 1 else None,
+        "worst": {"attribute": name, "value": value},
+    }
+
+
+def worst_mixture(errors: Values, rho: float) -> dict[str, float]:
+    """The mixture of groups with the largest mean error in a chi-square ball around the uniform one.
+
+    Maximises sum_g l_g e_g over the simplex under D(l) = (n sum l^2 - 1) / 2 <= rho. With multipliers for the ball and
+    the sum the optimum is l_g = max(0, e_g - eta) / c: for a support of the m largest errors, whose mean is e_m,
+
+        l_g = 1/m + t (e_g - e_m),   t^2 = ((2 rho + 1) / n - 1/m) / sum (e_g - e_m)^2.
+
+    sum l^2 grows with eta, so the widest support without a negative l_g is the right one.
+
+    Args:
+        errors: group -> error; groups without a finite one are left out.
+        rho: >= 0; 0 gives uniform weights, (n - 1) / 2 and more the worst group (shared evenly where several tie).
+
+    Returns:
+        group -> weight, non-negative with sum 1; empty without a known group.
+    """
+    if not rho >= 0:
+        raise ValueError(f"rho: expected a number >= 0, got {rho}")
+    known = finite(errors)
+    ordered = sorted(known, key=lambda group: -known[group])
+    square = min(2 * rho + 1, len(known)) / max(len(known), 1)
+    for m in range(len(ordered), 0, -1):
+        weights = _on_support({group: known[group] for group in ordered[:m]}, square)
+        if min(weights.values()) >= 0:
+            return {group: weights.get(group, 0.0) for group in known}
+    return {}
+
+
+def _on_support(errors: Mapping[str, float], square: float) -> dict[str, float]:
+    """1/m + t (e - mean) with sum of squares ``square``; equal errors, or too small a square, give 1/m."""
+    m = len(errors)
+    centre = math.fsum(errors.values()) / m
+    spread = math.fsum((e - centre) ** 2 for e in errors.values())
+    t = math.sqrt(max(square - 1 / m, 0.0) / spread) if spread > 0 else 0.0
+    return {group: 1 / m + t * (e - centre) for group, e in errors.items()}
+
+
+def mixture_value(values: Values, weights: Mapping[str, float]) -> float | None:
+    """sum_g l_g value_g, what a population with the group shares ``weights`` gets; None where a value is missing."""
+    known = finite(values)
+    if not weights or any(weight and group not in known for group, weight in weights.items()):
+        return None
+    return math.fsum(weight * known[group] for group, weight in weights.items() if weight)
+
+
+def unseen(values: Values, rho: float) -> dict[str, Any]:
+    """The least mean value over all mixtures of groups within ``rho`` (``worst_mixture``): {"rho", "value", "weights"}.
+
+    FedUFO's guarantee for populations that mix the groups in another way than the training data do.
+    """
+    weights = worst_mixture({group: -value for group, value in finite(values).items()}, rho)
+    return {"rho": rho, "value": mixture_value(values, weights), "weights": weights}

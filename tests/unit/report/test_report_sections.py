@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups, contributions and layer weights in report.json of the made-up run of conftest.py.
+
+Hand-derived. Pooled over sites: "healthy, f" (36 + 12 + 20) / 80 = 0.85, "healthy, m" 0.8 of 80, "ill, f" (5 + 3) / 20
+= 0.4, "ill, m" 0.7 of 10. Mean over groups 2.75 / 4. EO gap of "ill" 0.3, of "healthy" 0.05. Three of 12 cells are
+absent.
+
+Medians over rounds of the scores, round r having 0.4 r times: site-1 and site-2 are in rounds 1 to 4, median 1; site-10
+in 1, 3 and 4, median 1.2: 0.02, 0.01 and 0.6. Their median is 0.02, so only site-10 exceeds 0.06. Mean layer weight of
+site-10 in conv1 over its three rounds is 1/3, of site-1 (1/3 + 1/2 + 1/3 + 1/3) / 4 = 0.375.
+"""
+
+import json
+
+import pytest
+
+from fairflare.report import words
+from fairflare.report.schema import report_json
+from fairflare.report.summary import summarise
+
+PARTS = ("groups", "contribution_shares", "layer_weights")
+
+
+def rows(section, key):
+    return {row[key]: row for row in section["rows"]}
+
+
+def test_groups_are_pooled_and_keep_their_order(grouped_inputs):
+    found = summarise(**grouped_inputs)["groups"]
+    assert [row["group"] for row in found["rows"]] == ["healthy, f", "healthy, m", "ill, f", "ill, m"]
+    assert [row["value"] for row in found["rows"]] == pytest.approx([0.85, 0.8, 0.4, 0.7])
+    assert [row["n"] for row in found["rows"]] == [80, 80, 20, 10]
+    assert [row["sites"] for row in found["rows"]] == [3, 3, 2, 1]
+    assert found["rows"][0]["lowest"] == {"site": "site-2", "value": 0.6}
+    assert found["rows"][0]["highest"] == {"site": "site-10", "value": 1.0}
+    assert (found["n"], found["overall"]) == (190, pytest.approx((68 + 64 + 8 + 7) / 190))
+
+
+def test_spread_and_mixtures_of_the_groups(grouped_inputs):
+    found = summarise(**grouped_inputs)["groups"]
+    assert (found["by"], found["min_count"], found["metric"], found["split"]) == ("label+sex", 5, "accuracy", "test")
+    assert found["uniform"] == pytest.approx(2.75 / 4)
+    assert found["gap"] == pytest.approx(0.45)
+    assert found["worst"] == {"group": "ill, f", "value": 0.4}
+    assert found["disparity"]["sample"] == pytest.approx(found["disparity"]["population"] * (4 / 3) ** 0.5)
+    assert found["cells"] == {"expected": 12, "told": 9}
+    values = [found["uniform"], *(case["value"] for case in found["unseen"]), found["worst"]["value"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_equal_opportunity_of_two_classes_is_that_of_the_second(grouped_inputs):
+    found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
+    assert found["positive"] == "ill"
+    assert (found["gap"], found["worst_tpr"]) == (pytest.approx(0.3), 0.4)
+    assert [row["gap"] for row in found["classes"]] == pytest.approx([0.05, 0.3])
+    assert [row["missing"] for row in found["classes"]] == [[], []]
+
+
+def test_three_classes_take_the_largest_gap(grouped_inputs):
+    grouped_inputs["facts"]["classes"] = ["healthy", "ill", "unsure"]
+    found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
+    assert (found["positive"], found["gap"], found["worst_tpr"]) == (None, pytest.approx(0.3), 0.4)
+
+
+def test_sentences_on_groups_name_convention_and_minimum(grouped_inputs):
+    summary = summarise(**grouped_inputs)
+    first, second = words.groups(summary)
+    assert "lowest in the group ill, f (0.400)" in first
+    assert "with ddof 1 (as FedUFO prints it)" in first
+    assert "equally large groups would get 0.688" in first
+    assert "only from 5 examples on (min_count)" in second and "3 of 12 are missing" in second
+    assert "across sex. EO gap of the class ill: 0.300; worst true-positive rate: 0.400." in words.opportunity(summary)
+
+
+def test_contribution_rows(noted_inputs):
+    found = summarise(**noted_inputs)["contribution_shares"]
+    by_site = rows(found, "site")
+    assert list(by_site) == ["site-1", "site-2", "site-10"]
+    last = by_site["site-10"]
+    assert (last["share_first"], last["share_last"]) == (0.5, 0.4)
+    assert last["share_mean"] == pytest.approx(1.4 / 3)
+    assert last["data_share"] == pytest.approx(0.2)
+    assert (last["novelty"], last["error_gap"]) == (1.0, 0.5)
+    assert [row["score"] for row in found["rows"]] == pytest.approx([0.02, 0.01, 0.6])
+    assert [row["ratio"] for row in found["rows"]] == pytest.approx([1, 0.5, 30])
+    assert [row["flagged"] for row in found["rows"]] == [False, False, True]
+    assert (found["rounds"], found["factor"], found["usual_score"]) == (4, 3.0, pytest.approx(0.02))
+
+
+def test_agreement_with_the_shares_of_the_examples(noted_inputs):
+    """Last shares 0.3, 0.3, 0.4 against 0.5, 0.3, 0.2: distance sqrt(0.08), cosine 0.32 / sqrt(0.34 * 0.38).
+
+    Centred and times 30: (-1, -1, 2) and (5, -1, -4), so Pearson is -12 / sqrt(6 * 42).
+    """
+    found = summarise(**noted_inputs)["contribution_shares"]["agreement"]
+    assert found["euclid"] == pytest.approx(0.08**0.5)
+    assert found["cosine"] == pytest.approx(0.32 / (0.34 * 0.38) ** 0.5)
+    assert found["pearson_x100"] == pytest.approx(-1200 / 252**0.5)
+
+
+def test_the_rule_is_told_with_its_result(noted_inputs):
+    text = words.contribution(summarise(**noted_inputs))[1]
+    for part in ("exceeds 3 times the median", "interpretation", "not a verdict", "Marked: site-10."):
+        assert part in text
+
+
+def test_layer_weights_are_means_over_the_rounds_of_a_site(noted_inputs):
+    found = summarise(**noted_inputs)["layer_weights"]
+    assert found["conv1"] == pytest.approx({"site-1": 0.375, "site-2": 0.375, "site-10": 1 / 3})
+    assert found["head"]["site-1"] == pytest.approx(0.7)
+
+
+def test_report_json_holds_the_sections_under_detail(noted_inputs):
+    found = report_json(summarise(**noted_inputs), noted_inputs["entries"])
+    json.dumps(found, allow_nan=False)
+    assert not set(PARTS) & set(found)
+    assert all(found["detail"][part] for part in PARTS)
+    assert found["fairness"]["std_sample"] == pytest.approx((42 / 1800) ** 0.5)
