@@ -68,9 +68,7 @@ def main() -> None:
     for _ in range(options.repeats):
         plain = timed(lambda: [forwards(work, options.batch) for _ in range(2)], options.device)
         ratios.append(timed(lambda: probe.measure(work), options.device) / plain)
-    print(
-        f"U-Net, {n_layers} layers, {options.images} x {options.size} px, batch {options.batch}, {options.device}"
-    )
+    print(f"U-Net, {n_layers} layers, {options.images} x {options.size} px, batch {options.batch}, {options.device}")
     print(f"CKA exchange / two forward passes: {statistics.median(ratios):.3f}   (goal: at most {GOAL})")
     rise = {kind: memory_in_child(kind) for kind in ("probe", "forward", "step")}
     gib = {kind: value / 2**30 for kind, value in rise.items()}

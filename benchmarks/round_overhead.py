@@ -24,7 +24,7 @@ from fairflare.assembly import build_federation, build_parts, build_site
 from fairflare.config import RunConfig, make_config
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import AUDIT
-from fairflare.federation.site import EVALUATION_BATCH, Site, predict
+from fairflare.federation.site import Site, predict
 from fairflare.objectives import local_objective
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import make_optimizer
@@ -81,7 +81,7 @@ def bare_round(config: RunConfig, sites: dict[str, Site], initial: dict[str, tor
         seed_everything(0)
         network = site.network
         network.load_state_dict(initial)
-        site.scoring.evaluate(*predict(network, site.data.fixed("val", EVALUATION_BATCH), site.device)[:2])
+        site.scoring.evaluate(*predict(network, site.data.fixed("val", site.training.batch_size), site.device)[:2])
         network.train()
         optimizer = make_optimizer(network, site.training)
         objective = local_objective(site.data.class_counts, site.training.logit_tau)
@@ -94,7 +94,8 @@ def bare_round(config: RunConfig, sites: dict[str, Site], initial: dict[str, tor
     for site in sites.values():
         site.network.load_state_dict(average)
         for split in ("val", "test"):
-            site.scoring.evaluate(*predict(site.network, site.data.fixed(split, EVALUATION_BATCH), site.device)[:2])
+            batches = site.data.fixed(split, site.training.batch_size)
+            site.scoring.evaluate(*predict(site.network, batches, site.device)[:2])
     return average
 
 

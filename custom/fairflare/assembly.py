@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from fairflare.clinic import tasks
 from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.grouping import Grouping
 from fairflare.config import RunConfig, part, versions
-from fairflare.contracts import Outline, Scalar, StateDict, Training
+from fairflare.contracts import Batch, Outline, Scalar, StateDict, Training
 from fairflare.errors import UserError
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
-from fairflare.federation.site import EVALUATION_BATCH, Site, predict
+from fairflare.federation.site import Site, predict
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
 from fairflare.probes.base import Probe
@@ -122,7 +122,7 @@ def build_federation(
         observers=observers,
         groups=parts.grouping.names,
         leave_out=config.leave_out,
-        score=scorer(parts),
+        score=scorer(parts, config.training["batch_size"]),
     )
 
 
@@ -136,7 +136,7 @@ def allowed(parts: Parts) -> Egress:
     )
 
 
-def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
+def scorer(parts: Parts, batch_size: int) -> Callable[[StateDict], dict[str, Any]]:
     """Scores models on the task's shared test sets, which are built at the first call and kept."""
     found: list[TestSet] = []
 
@@ -148,7 +148,7 @@ def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
             test.name: {
                 "corrupted": test.corrupted,
                 "n": len(test.targets),
-                "metrics": _scored(parts, test, device),
+                "metrics": _scored(parts, test.batches(batch_size), device),
             }
             for test in found
         }
@@ -156,8 +156,7 @@ def scorer(parts: Parts) -> Callable[[StateDict], dict[str, Any]]:
     return score
 
 
-def _scored(parts: Parts, test: TestSet, device: torch.device) -> dict[str, float]:
-    batches = test.batches(EVALUATION_BATCH)
+def _scored(parts: Parts, batches: Iterator[Batch], device: torch.device) -> dict[str, float]:
     return parts.task.evaluate(*predict(parts.network, batches, device, parts.task.condense)[:2])
 
 

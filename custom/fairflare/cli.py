@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fairflare import __version__
-from fairflare.errors import FairFlareError, UserError
+from fairflare.arguments import on_grid, parse_pairs, parse_seeds, split_method
+from fairflare.errors import FairFlareError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -108,6 +108,9 @@ def run(
 @rounds_option
 @sites_option
 @set_option
+@click.option(
+    "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
+)
 @weights_option
 @env_option
 @threads_option
@@ -121,6 +124,7 @@ def compare(
     rounds: int | None,
     sites: int | None,
     pairs: tuple[str, ...],
+    grid: tuple[str, ...],
     pretrained_weights: str | None,
     env: str,
     sim_threads: int | None,
@@ -130,7 +134,8 @@ def compare(
 ) -> None:
     """Run methods on the same data, the same initial models and matched seeds, and compare them.
 
-    A METHOD may carry settings of its own: fedism-plus:state=L,q=1. Finished runs found in --out are reused, so that an
+    A METHOD may carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps settings: --grid radius=0,0.1,1
+    --grid beta=0,0.5,1 runs fedufo nine times and fedavg once. Finished runs found in --out are reused, so that an
     interrupted comparison goes on where it stopped.
     """
     from fairflare import console
@@ -139,7 +144,7 @@ def compare(
 
     shared = parse_pairs(pairs, pretrained_weights)
     configs = []
-    for label in methods:
+    for label in on_grid(methods, grid):
         name, own = split_method(label)
         for seed in parse_seeds(seeds):
             config = make_config(name, task, rounds=rounds, sites=sites, seed=seed, values=shared | own)
@@ -147,6 +152,45 @@ def compare(
     folder = out or Path("runs") / f"compare-{task.replace(':', '-')}"
     comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump(comparison) if as_json else console.comparison(comparison, folder)
+
+
+@cli.command()
+@click.argument("method")
+@task_option
+@rounds_option
+@sites_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
+@set_option
+@weights_option
+@out_option
+@force_option
+@as_json
+def contribution(
+    method: str,
+    task: str,
+    rounds: int | None,
+    sites: int | None,
+    seed: int,
+    pairs: tuple[str, ...],
+    pretrained_weights: str | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure each site's contribution: METHOD once with all sites and once without each of them.
+
+    Finished runs found in --out are reused, so that an interrupted measurement goes on where it stopped.
+    """
+    from fairflare import console
+    from fairflare.assembly import site_names
+    from fairflare.config import make_config
+    from fairflare.contribution import measure_contribution
+
+    values = parse_pairs(pairs, pretrained_weights)
+    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
+    folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{seed}"
+    found = measure_contribution(config, site_names(config), folder, force=force)
+    console.dump(found) if as_json else console.contribution(found, folder)
 
 
 @cli.command()
@@ -212,36 +256,6 @@ def verify(folder: Path, as_json: bool) -> None:
         console.dump({"entries": len(entries), "head": head, "verified": True})
     else:
         console.say(f"verified: {len(entries)} entries, chain head {head}")
-
-
-def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:
-    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
-    values: dict[str, Any] = {"pretrained_weights": pretrained_weights} if pretrained_weights else {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set: expected KEY=VALUE, got {pair!r}")
-        if key.strip() in values:
-            raise UserError(f"--set: {key.strip()} is given twice")
-        values[key.strip()] = value.strip()
-    return values
-
-
-def split_method(label: str) -> tuple[str, dict[str, Any]]:
-    """ "fedism-plus:state=L,q=1" -> ("fedism-plus", {"state": "L", "q": "1"})."""
-    name, _, settings = label.partition(":")
-    return name, parse_pairs([s for s in settings.split(",") if s])
-
-
-def parse_seeds(text: str) -> list[int]:
-    """ "0,1,2" -> [0, 1, 2]; raises UserError on anything else."""
-    try:
-        seeds = [int(s) for s in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}") from None
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds: expected different numbers of at least 0, got {text!r}")
-    return seeds
 
 
 def main(arguments: list[str] | None = None) -> None:

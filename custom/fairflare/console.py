@@ -31,6 +31,8 @@ LABELS = {
     "gap": "gap best to worst",
     "clean": "clean test set, last 5 rounds",
     "corrupted": "corrupted test set, last 5 rounds",
+    "group_disparity": "disparity over groups (sample sd)",
+    "worst_group": "worst group",
     "worst vs first": "worst site, beside the first method",
     "wins": "seeds with a better worst site",
 }
@@ -188,6 +190,29 @@ def comparison(found: Mapping[str, Any], folder: Path) -> None:
     for report in sorted(folder.glob("*/report.html")):
         say(f"report: {report}")
     say(f"comparison: {folder / 'compare.html'}")
+
+
+def contribution(found: Mapping[str, Any], folder: Path) -> None:
+    """The table of ``fairflare contribution``: what each site's absence costs, and what the method thought of it."""
+    shown = Table(title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}")
+    for name in (
+        "site",
+        "score without it",
+        "drop",
+        "leave-one-out share",
+        "method's last weight",
+        "share of examples",
+    ):
+        shown.add_column(name, justify="left" if name == "site" else "right")
+    for row in found["sites"]:
+        keys = ("score_without", "drop", "share", "weight", "data_share")
+        shown.add_row(escape(row["site"]), *(_number(row[key]) for key in keys))
+    out.print(shown)
+    out.print(f"score with all sites: {_number(found['score'])} (mean over all sites' own test splits)")
+    for name, agreement in found["agreement"].items():
+        numbers = ", ".join(f"{key} {_number(value)}" for key, value in agreement.items())
+        say(f"agreement of {name} with the leave-one-out shares: {numbers}")
+    say(f"contribution: {folder / 'contribution.json'}")
 
 
 def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -136,6 +136,12 @@ def parameters(cls: type) -> dict[str, Any]:
     return {f.name: f.default for f in dataclasses.fields(cls)}
 
 
+def method_keys(entry: Method) -> set[str]:
+    """Names of the parameters of a method's rule, trainer and probes."""
+    parts = (entry.rule, get_trainer(entry.trainer), *map(get_probe, entry.probes))
+    return {key for part in parts for key in parameters(part)}
+
+
 def checked(cls: type, name: str, value: Any) -> Any:
     """``value`` (a JSON value or command-line text) as field ``name`` of ``cls`` declares it.
 

@@ -78,7 +78,7 @@ def compare_all(
     summaries = []
     for number, (name, config) in enumerate(configs, 1):
         target = folder / name
-        if not force and (done := _finished(target, config, env)):
+        if not force and (done := finished(target, config, env)):
             console.note(f"{name}: finished before, reused")
             summaries.append(done)
             continue
@@ -171,7 +171,7 @@ def _report_what_there_is(folder: Path) -> None:
             write_report(folder)
 
 
-def _finished(folder: Path, config: RunConfig, env: str) -> Mapping[str, Any] | None:
+def finished(folder: Path, config: RunConfig, env: str) -> Mapping[str, Any] | None:
     """The report of a completed run of exactly this configuration in ``folder``."""
     if not (folder / REPORT).is_file() or not (folder / CONFIG).is_file():
         return None

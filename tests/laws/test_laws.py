@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of every registered method, and the degenerate cases that the papers state."""
 
+import dataclasses
 import math
 
 import pytest
@@ -17,6 +18,37 @@ from fairflare.rules.fedism import FedISM, power_shares
 @pytest.mark.parametrize("id", registry.methods())
 def test_contract(id, check):
     check(registry.get_method(id))
+
+
+VARIANTS = [
+    ("fedce", {"combine": "multi"}),
+    ("fedce", {"terms": "cosine"}),
+    ("fedce", {"terms": "error"}),
+    ("fedce", {"variant": "flare"}),
+    ("fedce", {"variant": "reference", "combine": "multi"}),
+    ("fedce", {"variant": "ffl4mia"}),
+    ("fedheal", {"parts": "fphl"}),
+    ("fedheal", {"parts": "fael"}),
+    ("fedheal", {"variant": "reference"}),
+    ("fedheal", {"tau": 0.8}),
+    ("fedlwr", {"scope": "last_encoder"}),
+    ("fedlwr", {"group": "block"}),
+    ("fedlwr", {"clip": False}),
+    ("fedufo", {"level": "client"}),
+    ("fedufo", {"level": "attribute"}),
+    ("fedufo", {"level": "unknown"}),
+    ("fedufo", {"ball": "kl", "radius": 0.01}),
+    ("fedufo", {"radius": None, "gamma": 50.0}),
+    ("fedufo", {"apply": "local"}),
+    ("fedism-plus", {"state": "L"}),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("id, settings", VARIANTS, ids=str)
+def test_contract_of_options(id, settings, check):
+    entry = registry.get_method(id)
+    check(dataclasses.replace(entry, settings={**entry.settings, **settings}))
 
 
 def replies(sharpness, counts=None):

@@ -22,7 +22,6 @@ from fairflare.probes.base import Probe
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
 
-EVALUATION_BATCH = 128
 TRAINED = "trained model"
 
 
@@ -183,7 +182,7 @@ class Site:
         return self.scoring.evaluate(*self._predict(split)[:2]) if self.data.size(split) else {}
 
     def _predict(self, split: SplitName) -> tuple[Tensor, Tensor, Tensor]:
-        batches = self.data.fixed(split, EVALUATION_BATCH)
+        batches = self.data.fixed(split, self.training.batch_size)
         return predict(self.network, batches, self.device, self.scoring.condense, self.stop_if_aborted)
 
     def _group_values(self, outputs: Tensor, targets: Tensor, groups: Tensor) -> dict[str, dict[str, float]]:

@@ -11,8 +11,8 @@ from fairflare.report.match import complete, grouped, require_same_data, setting
 from fairflare.report.values import MISSING, plural, signed, stop, text
 
 FORMAT = 1
-QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted")
-LOWER_IS_BETTER = ("std", "gap")
+QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted", "group_disparity", "worst_group")
+LOWER_IS_BETTER = ("std", "gap", "group_disparity")
 Json = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def compare(runs: list[Json]) -> Json:
 
 def table(comparison: Json) -> list[dict[str, str]]:
     """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval."""
-    shown = ("mean", "worst", "std", "gap", "clean", "corrupted")
+    shown = ("mean", "worst", "std", "gap", "clean", "corrupted", "group_disparity", "worst_group")
     quantities = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:
@@ -77,6 +77,7 @@ def _with_half_width(found: Mapping[str, Any]) -> str:
 
 def _run_row(run: Json) -> Json:
     fairness, headline, sets = run["fairness"], run["headline"], run["test_sets"]
+    groups = run.get("groups")
     return {
         "seed": run["seed"],
         **{key: fairness[key] for key in ("mean", "std", "gap", "jain")},
@@ -84,6 +85,8 @@ def _run_row(run: Json) -> Json:
         "worst_site": fairness["worst"]["site"],
         "clean": (sets["last"]["clean"] or sets["clean_mean"]).get(headline),
         "corrupted": (sets["last"]["corrupted"] or sets["corrupted_mean"]).get(headline),
+        "group_disparity": groups["disparity"]["sample"] if groups else None,
+        "worst_group": groups["worst"]["value"] if groups else None,
         "model_sha256": run["provenance"]["model_sha256"],
     }
 
@@ -102,7 +105,7 @@ def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[
 
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
-    sign = -1 if name in LOWER_IS_BETTER or (name != "jain" and not higher) else 1
+    sign = -1 if name in LOWER_IS_BETTER or (name not in ("jain", "worst_group") and not higher) else 1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
     return {

@@ -115,6 +115,27 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
 
+@inline("tradeoff")
+def tradeoff(figure: Figure, comparison: Json) -> str | None:
+    """Mean over sites against the worst group, or the worst site where no groups are told apart; a point per method."""
+    methods, metric = comparison["methods"], label(comparison["headline"])
+    key = "worst_group" if all(m["worst_group"]["mean"] is not None for m in methods) else "worst"
+    if len(methods) < 3:
+        return None
+    figure.set_figheight(3.2 + 0.2 * len(methods))
+    axes = figure.subplots()
+    markers = "osD^vP*X<>"
+    for i, method in enumerate(methods):
+        color = (BLUE, RED, GREEN, ORANGE, PURPLE, DARK)[i % 6]
+        x, y = method["mean"]["mean"], method[key]["mean"]
+        axes.plot([x], [y], markers[i % len(markers)], color=color, markersize=7, label=short(method["label"], 40))
+    what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
+    axes.set_xlabel(f"{metric}, mean over sites")
+    axes.set_ylabel(what)
+    legend(figure, axes, columns=1)
+    return f"Who pays: {metric} against the {what}, up and to the right is better"
+
+
 def _mean_line(axes: Axes, fairness: Json) -> None:
     axes.axvline(fairness["mean"], color=BLUE, linewidth=1.8, label=f"mean over sites, {text(fairness['mean'])}")
     low, high, level = (fairness["ci"][key] for key in ("low", "high", "level"))

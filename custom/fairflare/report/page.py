@@ -26,6 +26,8 @@ COLUMNS = {
     "std": "Spread (std)",
     "clean": "Clean tests",
     "corrupted": "Corrupted tests",
+    "group_disparity": "Disparity over groups",
+    "worst_group": "Worst group",
 }
 
 
@@ -60,7 +62,7 @@ def render_compare(comparison: Json) -> str:
     """The page of a comparison of methods (``compare``); the same comparison gives the same bytes."""
     from markupsafe import Markup
 
-    from fairflare.report.figures import method_points
+    from fairflare.report.figures import method_points, tradeoff
 
     return (
         _environment()
@@ -70,6 +72,7 @@ def render_compare(comparison: Json) -> str:
             opening=words.opening_compare(comparison),
             differences=words.differences(comparison),
             figure=Markup(method_points(comparison)),
+            tradeoff=Markup(tradeoff(comparison)),
             metric=label(comparison["headline"]),
             columns=_columns(comparison),
         )

@@ -42,7 +42,7 @@ def write_report(folder: Path) -> dict[str, Any]:
     config = RunConfig.from_json(described)
     parts = build_parts(config, at_site=True)
     model = _logged_model(folder, entries)
-    scores = _scored(entries) or scorer(parts)(model)
+    scores = _scored(entries) or scorer(parts, config.training["batch_size"])(model)
     summary = summarise(described, entries, facts(parts.task, config.group_by), scores)
     report = report_json(summary, entries)
     save_json(folder / REPORT, report)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line's texts mean: settings, seeds, methods with settings of their own, grids."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from fairflare.errors import UserError
+
+
+def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
+    values: dict[str, Any] = {"pretrained_weights": pretrained_weights} if pretrained_weights else {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set: expected KEY=VALUE, got {pair!r}")
+        if key.strip() in values:
+            raise UserError(f"--set: {key.strip()} is given twice")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def split_method(label: str) -> tuple[str, dict[str, Any]]:
+    """ "fedism-plus:state=L,q=1" -> ("fedism-plus", {"state": "L", "q": "1"})."""
+    name, _, settings = label.partition(":")
+    return name, parse_pairs([s for s in settings.split(",") if s])
+
+
+def on_grid(methods: tuple[str, ...], grid: tuple[str, ...]) -> list[str]:
+    """METHOD labels at every combination of the grid's values for the keys that the method has."""
+    from fairflare.registry import get_method, method_keys
+
+    axes = {key: value.split(",") for key, value in parse_pairs(grid).items()}
+    unused = set(axes)
+    labels = []
+    for label in methods:
+        name, _, own = label.partition(":")
+        keys = [key for key in axes if key in method_keys(get_method(name))]
+        unused -= set(keys)
+        for values in itertools.product(*(axes[key] for key in keys)):
+            settings = [own] if own else []
+            settings += [f"{key}={value}" for key, value in zip(keys, values)]
+            labels.append(":".join(filter(None, (name, ",".join(settings)))))
+    if unused:
+        raise UserError(f"--grid: no METHOD has the key {sorted(unused)[0]!r}")
+    return labels
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0,1,2" -> [0, 1, 2]; raises UserError on anything else."""
+    try:
+        seeds = [int(s) for s in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, got {text!r}") from None
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: expected different numbers of at least 0, got {text!r}")
+    return seeds

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Degenerate cases of FedCE, FedHEAL, Fed-LWR and FedUFO, as their papers or plain arithmetic state them."""
+
+import math
+
+import pytest
+import torch
+
+from fairflare.contracts import Reply, Round
+from fairflare.rules.base import add_weighted, example_shares
+from fairflare.rules.consistency import least_count
+from fairflare.rules.fedce import FedCE
+from fairflare.rules.fedheal import FedHEAL
+from fairflare.rules.fedufo import FedUFO
+from fairflare.rules.gram import gram, novelty
+from fairflare.rules.simplex import ascended, in_ball
+
+TRAINABLE = frozenset({"w"})
+ROUND = Round(1, 5)
+
+
+def reply(k, vector, n=10, **scalars):
+    return Reply(f"site-{k}", {"w": torch.tensor(vector), "mean": torch.ones(1) * k}, n, scalars, trainable=TRAINABLE)
+
+
+def model():
+    return {"w": torch.zeros(2), "mean": torch.zeros(1), "steps": torch.tensor(3)}
+
+
+# FedCE
+
+
+def test_a_zero_update_has_no_novelty():
+    found = novelty([reply(0, [0.0, 0.0]), reply(1, [1.0, 0.0])], {"site-0": 1.0, "site-1": 1.0})
+    assert found["site-0"] == 0.0 and found["site-1"] == pytest.approx(1.0)
+
+
+def test_novelty_by_hand():
+    """(1, 0) against (0, 1): 1 - 0; two alike and one opposite: 1 - cos = 2 for the opposite one."""
+    pair = novelty([reply(0, [1.0, 0.0]), reply(1, [0.0, 2.0])], {"site-0": 0.5, "site-1": 0.5})
+    assert pair == {"site-0": 1.0, "site-1": 1.0}
+    three = novelty(
+        [reply(0, [1.0, 0.0]), reply(1, [3.0, 0.0]), reply(2, [-0.5, 0.0])],
+        dict.fromkeys(("site-0", "site-1", "site-2"), 1.0),
+    )
+    assert three == pytest.approx({"site-0": 0.0, "site-1": 0.0, "site-2": 2.0})
+
+
+def test_novelty_leaves_buffers_out_and_does_not_depend_on_scale():
+    sites = [reply(k, [math.cos(k), math.sin(k)]) for k in range(4)]
+    prior = {r.site: 0.1 * (k + 1) for k, r in enumerate(sites)}
+    scaled = [reply(k, [1e3 * math.cos(k), 1e3 * math.sin(k)]) for k in range(4)]
+    assert novelty(sites, prior) == pytest.approx(novelty(scaled, {k: 7 * v for k, v in prior.items()}), abs=1e-5)
+    assert gram(sites)[0, 0] == pytest.approx(1.0)
+
+
+def test_all_scores_equal_or_zero_are_uniform():
+    same = [reply(k, [1.0, 1.0], minus_error=e) for k, e in enumerate((0.3, 0.3, 0.3))]
+    assert list(FedCE().weigh(same, {}, ROUND)[0].values()) == pytest.approx([1 / 3] * 3)
+    perfect = [reply(k, [1.0, 1.0], minus_error=0.0) for k in range(3)]
+    assert list(FedCE(combine="multi").weigh(perfect, {}, ROUND)[0].values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_error_terms_alone_are_the_errors_shares():
+    sites = [reply(k, [1.0, float(k)], minus_error=e) for k, e in enumerate((0.1, 0.3))]
+    assert list(FedCE(terms="error").weigh(sites, {}, ROUND)[0].values()) == pytest.approx([0.25, 0.75])
+
+
+def test_a_site_is_told_its_own_weight_only_while_it_is_in_the_model():
+    rule, sites = FedCE(), [reply(k, [1.0, float(k)]) for k in range(3)]
+    assert rule.orders({}, "site-0", ROUND) == {}
+    weights, state = rule.weigh(sites, {}, ROUND)
+    assert rule.orders(state, "site-1", ROUND) == {"coefficient": weights["site-1"]}
+    _, state = rule.weigh(sites[:2], state, ROUND)
+    assert rule.orders(state, "site-2", ROUND) == {}
+    _, alone = rule.weigh(sites[:1], state, ROUND)
+    assert rule.orders(alone, "site-0", ROUND) == {}
+
+
+# FedHEAL
+
+
+def test_no_threshold_and_no_distance_is_fedavg():
+    sites = [reply(k, [math.sin(5 * k + 1), math.cos(3 * k)], n=10 * (k + 1)) for k in range(3)]
+    state = {}
+    for t in range(1, 4):
+        outcome = FedHEAL(tau=0.0, beta=0.0).aggregate(model(), sites, state, Round(t, 5))
+        state = outcome.state
+        assert outcome.weights == pytest.approx(example_shares(sites))
+        expected = add_weighted(model(), sites, example_shares(sites))
+        assert all(torch.allclose(outcome.model[k], expected[k]) for k in expected)
+
+
+def test_a_threshold_above_one_keeps_no_parameter_and_all_buffers():
+    sites = [reply(k, [1.0, -1.0]) for k in range(3)]
+    outcome = FedHEAL(tau=1.5).aggregate(model(), sites, {}, ROUND)
+    assert torch.equal(outcome.model["w"], torch.zeros(2)) and float(outcome.model["mean"]) == pytest.approx(1.0)
+    assert set(outcome.notes["kept_share"].values()) == {0.0}
+
+
+def test_a_pull_that_turns_around_is_dropped_and_the_steady_ones_are_not():
+    """Two rounds up, then down: consistency 1/3 < .5, so that the other site alone moves the parameter."""
+    rule, state = FedHEAL(parts="fphl", tau=0.5), {}
+    for t in (1, 2):
+        state = rule.aggregate(model(), [reply(0, [1.0, 1.0]), reply(1, [2.0, 1.0])], state, Round(t, 5)).state
+    outcome = rule.aggregate(model(), [reply(0, [-1.0, 1.0]), reply(1, [2.0, 1.0])], state, Round(3, 5))
+    assert outcome.model["w"].tolist() == [2.0, 1.0]
+    assert outcome.notes["kept_share"] == {"site-0": 0.5, "site-1": 1.0}
+
+
+def test_negative_zero_is_no_decrease():
+    rule, state = FedHEAL(parts="fphl", tau=0.6), {}
+    for t, value in ((1, 1.0), (2, -0.0), (3, 1.0)):
+        outcome = rule.aggregate(model(), [reply(0, [value, value]), reply(1, [1.0, 1.0])], state, Round(t, 5))
+        state = outcome.state
+    assert outcome.notes["kept_share"]["site-0"] == 1.0
+
+
+def test_distances_by_hand():
+    """d = 1 and 3 from n = 10 each, beta = .5: p = .5 + .5 (.25, .75) over 1.5."""
+    weights, _ = FedHEAL(parts="fael", beta=0.5).weigh([reply(0, [1.0, 0.0]), reply(1, [1.0, math.sqrt(2)])], {}, ROUND)
+    assert weights == pytest.approx({"site-0": 0.625 / 1.5, "site-1": 0.875 / 1.5})
+
+
+def test_a_site_that_joins_late_starts_with_its_own_history():
+    rule, state = FedHEAL(parts="fphl", tau=0.9), {}
+    for t in (1, 2):
+        state = rule.aggregate(model(), [reply(0, [1.0, 1.0])], state, Round(t, 5)).state
+    outcome = rule.aggregate(model(), [reply(0, [1.0, -1.0]), reply(1, [-1.0, -1.0])], state, Round(3, 5))
+    assert outcome.notes["kept_share"] == {"site-0": 0.5, "site-1": 1.0}
+    assert outcome.state["rounds"] == {"site-0": 3, "site-1": 1}
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.3])
+def test_least_counts_are_what_division_says(tau):
+    for seen in range(1, 60):
+        for strict in (False, True):
+            least = least_count(seen, tau, strict=strict)
+            kept = [c for c in range(3 * seen) if (c / seen > tau if strict else c / seen >= tau)]
+            assert least == kept[0]
+
+
+# FedUFO
+
+
+def ufo(k, loss, n=10, **groups):
+    scalars = {"loss": loss}
+    for name, (value, count) in groups.items():
+        scalars |= {f"group_loss/{name}": value, f"group_count/{name}": count}
+    return Reply(f"site-{k}", {"w": torch.ones(2) * k}, n, scalars, trainable=TRAINABLE)
+
+
+SITES = [ufo(0, 0.2, a=(0.1, 30.0), b=(0.5, 10.0)), ufo(1, 0.9, a=(0.8, 5.0), b=(1.0, 35.0))]
+
+
+@pytest.mark.parametrize("level", ["client", "attribute", "multi", "unknown"])
+@pytest.mark.parametrize("still", [{"gamma": 0.0}, {"radius": 0.0}], ids=str)
+def test_a_still_adversary_is_the_plain_mean(level, still):
+    rule, state = FedUFO(level=level, **still), {}
+    for t in range(1, 4):
+        weights, state = rule.weigh(SITES, state, Round(t, 5))
+        assert list(weights.values()) == pytest.approx([0.5, 0.5])
+        orders = rule.orders(state, "site-0", ROUND)
+        spread = {orders["weight"] + v for k, v in orders.items() if k != "weight"} or {orders["weight"]}
+        assert [*spread] == pytest.approx([1.0])
+
+
+def test_the_adversary_follows_the_losses():
+    rule, state = FedUFO(level="multi", radius=None), {}
+    for t in range(1, 6):
+        weights, state = rule.weigh(SITES, state, Round(t, 5))
+    assert state["clients"]["site-1"] > 0.6 and state["groups"]["b"] > 0.6 and weights["site-1"] > weights["site-0"]
+    orders = rule.orders(state, "site-0", ROUND)
+    assert orders["weight/b"] > orders["weight/a"] and set(orders) == {"weight", "weight/a", "weight/b"}
+
+
+def test_no_site_is_told_of_another():
+    rule, state = FedUFO(level="unknown"), {}
+    _, state = rule.weigh(SITES, state, ROUND)
+    orders = rule.orders(state, "site-0", ROUND)
+    assert all("site" not in key for key in orders) and len(orders) == 3
+
+
+def test_huge_losses_do_not_overflow_and_a_weight_can_recover():
+    rule, state = FedUFO(level="client", gamma=1e3, radius=None), {}
+    _, state = rule.weigh([ufo(0, 1e6), ufo(1, 0.0)], state, ROUND)
+    assert state["clients"]["site-0"] == pytest.approx(1.0)
+    for _ in range(3):
+        _, state = rule.weigh([ufo(0, 0.0), ufo(1, 1.0)], state, ROUND)
+    assert state["clients"]["site-1"] > 0.9
+
+
+def test_a_group_that_nobody_tells_of_keeps_its_weight():
+    rule = FedUFO(level="attribute", radius=None)
+    _, state = rule.weigh(SITES, {}, ROUND)
+    before = state["groups"]["b"]
+    _, state = rule.weigh([ufo(0, 0.2, a=(0.1, 30.0)), ufo(1, 0.9)], state, ROUND)
+    assert state["groups"]["b"] == before and sum(state["groups"].values()) == pytest.approx(1)
+
+
+def test_nothing_told_of_any_group_is_the_plain_mean():
+    weights, state = FedUFO(level="attribute").weigh([ufo(0, 0.2), ufo(1, 0.9)], {}, ROUND)
+    assert list(weights.values()) == [0.5, 0.5] and "groups" not in state
+
+
+@pytest.mark.parametrize("ball", ["chi-square", "kl"])
+@pytest.mark.parametrize("radius", [0.0, 1e-4, 0.05, 0.5, 5.0])
+def test_balls_hold_what_they_promise(ball, radius):
+    weights = ascended(dict.fromkeys(range(5), 0.2), {k: float(k * k) for k in range(5)}, 0.3)
+    found = in_ball(weights, radius, ball)
+    assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0
+    divergences = {
+        "chi-square": (5 * sum(w * w for w in found.values()) - 1) / 2,
+        "kl": sum(w * math.log(5 * w) for w in found.values() if w),
+    }
+    assert divergences[ball] <= radius + 1e-9
+    assert list(found) == list(weights) and sorted(found, key=found.get) == sorted(found) or radius == 0
+
+
+@pytest.mark.parametrize(
+    "rule, bad",
+    [
+        (FedHEAL, {"tau": -1}),
+        (FedHEAL, {"beta": 1.1}),
+        (FedUFO, {"gamma": -1}),
+        (FedUFO, {"radius": -0.1}),
+        (FedUFO, {"beta": 2}),
+        (FedUFO, {"steps": 0}),
+    ],
+)
+def test_bad_parameters_are_named(rule, bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        rule(**bad)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare contribution` and the free-rider score: real runs on the smallest tasks."""
+
+import json
+import shutil
+
+import pytest
+
+from fairflare.assembly import run_local
+from fairflare.cli import main
+from fairflare.config import make_config
+from fairflare.contribution import contribution_of
+from fairflare.errors import UserError
+from fairflare.federation.audit import verify
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    streams = capsys.readouterr()
+    return stop.value.code, streams.out, streams.err
+
+
+def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):
+    command = ("contribution", "fedce", "--task", "support2", "--rounds", "2", "--out", tmp_path / "c", "--json")
+    code, out, err = call(capsys, *command)
+    found = json.loads(out)
+    assert code == 0 and err.count("federation") == 5
+    assert found == json.loads((tmp_path / "c" / "contribution.json").read_text())
+    assert sum(row["share"] for row in found["sites"]) == pytest.approx(1)
+    for row in found["sites"]:
+        assert row["drop"] == pytest.approx(found["score"] - row["score_without"])
+        entries = verify(tmp_path / "c" / f"without-{row['site']}" / "audit.jsonl")
+        rounds = [e for e in entries if e["event"] == "round"]
+        assert len(rounds) == 2 and all(row["site"] not in e["weights"] for e in rounds)
+        assert row["site"] in next(e for e in entries if e["event"] == "evaluation")["sites"]
+    kept = tmp_path / "c" / "without-site-2" / "model.pt"
+    written = kept.stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "c" / "without-site-3")
+    code, out, _ = call(capsys, *command)
+    assert code == 0 and json.loads(out) == found and kept.stat().st_mtime_ns == written
+
+
+def test_shares_by_hand():
+    """Scores .8 with all; .7, .8 and .82 without a, b, c: drops .1, 0 and -.02, so that a has it all."""
+
+    def report(value, weights=(0.5, 0.3, 0.2)):
+        rows = {s: {"metrics": {"auc": value}, "weight": [w], "n_train": 10} for s, w in zip("abc", weights)}
+        return {"method": "m", "task": "t", "seed": 0, "fairness": {"metric": "auc"}, "sites": rows}
+
+    reports = {"all-sites": report(0.8), **{f"without-{s}": report(v) for s, v in zip("abc", (0.7, 0.8, 0.82))}}
+    found = contribution_of(reports, ["a", "b", "c"])
+    assert [row["share"] for row in found["sites"]] == [1.0, 0.0, 0.0]
+    assert found["agreement"]["examples"]["pearson_x100"] is None
+    assert found["agreement"]["weights"]["cosine"] == pytest.approx(0.5 / (0.38**0.5))
+
+
+def test_what_cannot_be_left_out(tmp_path, capsys):
+    code, _, err = call(capsys, "run", "fedavg", "--task", "support2", "--set", "leave_out=site-9", "--out", tmp_path)
+    assert code == 2 and "leave_out: expected a site of task support2, got 'site-9'" in err
+    two = ("--task", "support2:dirichlet", "--sites", "2", "--out", tmp_path / "x")
+    code, _, err = call(capsys, "contribution", "fedavg", *two)
+    assert code == 2 and "at least 3 sites, got 2" in err
+
+
+def notes_of(folder, free_rider):
+    values = {"n_sites": 4, "images": 96, "size": 32, "free_rider": free_rider}
+    folder.mkdir()
+    run_local(make_config("fedce", "brain-seg:small", rounds=3, values=values), folder)
+    return [e["notes"] for e in verify(folder / "audit.jsonl") if e["event"] == "round"]
+
+
+def test_a_site_that_repeats_one_image_is_less_like_the_others(tmp_path):
+    honest, riding = (notes_of(tmp_path / str(k), k) for k in (0, 2))
+    for notes in riding:
+        for site, score in notes["free_rider_score"].items():
+            assert score == pytest.approx(notes["novelty"][site] * notes["error_gap"][site])
+    for before, after in zip(honest, riding):
+        assert after["novelty"]["site-2"] > before["novelty"]["site-2"] + 0.05
+        assert after["novelty"]["site-2"] == max(after["novelty"].values())
+
+
+@pytest.mark.parametrize(
+    "method, task, values, message",
+    [
+        ("fedce", "support2", {"score_metric": "dice"}, "fedce on task support2: .*no metric 'dice'; it has: accuracy"),
+        ("fedufo", "support2", {"group_by": "hair"}, "task support2 has no attribute 'hair'; it has: label, race, sex"),
+        ("fedufo", "support2", {"group_by": "none"}, "fedufo on task support2: level=multi needs at least two groups"),
+        ("fedufo", "brain-seg", {}, "fedufo on task brain-seg: level=multi needs at least two groups"),
+        (
+            "fedavg",
+            "brain-seg",
+            {"group_by": "label"},
+            "group_by: task brain-seg has no attribute 'label'; it has: none",
+        ),
+        ("fedism", "brain-seg", {"logit_tau": 1}, "logit_tau: task brain-seg has no class labels"),
+        ("fedavg", "support2", {"group_by": "sex+sex"}, "group_by: expected different attributes"),
+        ("fedavg", "support2", {"min_count": -1}, "min_count: expected a whole number of at least 0, got -1"),
+        ("fedlwr", "support2", {"cka_batch": 2}, "cka_batch must be 0 or at least 4, got 2"),
+        ("fedheal", "support2", {"beta": 2}, r"beta must be in \[0, 1\], got 2"),
+    ],
+)
+def test_a_method_that_needs_what_a_task_lacks_is_refused(method, task, values, message):
+    with pytest.raises(UserError, match=message) as error:
+        make_config(method, task, values=values)
+    assert "\n" not in str(error.value)
+
+
+def test_a_method_runs_on_what_a_task_does_offer():
+    assert make_config("fedufo", "brain-seg", values={"level": "client"}).group_by == "none"
+    assert make_config("fedism-plus", "brain-seg").training["logit_tau"] == 0
+    assert make_config("fedavg", "support2", values={"min_count": "none"}).min_count is None
