@@ -14,7 +14,8 @@ from typing import Any
 
 from fairflare import console
 from fairflare.assembly import CONFIG, Parts, build_parts, run_local
-from fairflare.config import RunConfig
+from fairflare.config import RunConfig, part
+from fairflare.contracts import Training
 from fairflare.errors import FairFlareError, RunFailed, UserError
 from fairflare.federation import audit
 from fairflare.federation.loop import AUDIT
@@ -51,6 +52,8 @@ def execute(
     """
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
     parts.task.check_data()
+    if caution := parts.rule.caution(part(Training, config.training)):
+        console.note(caution)
     names = list(parts.task.sites())
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")

@@ -161,6 +161,7 @@ def test_a_still_adversary_is_the_plain_mean(level, still):
         weights, state = rule.weigh(SITES, state, Round(t, 5))
         assert list(weights.values()) == pytest.approx([0.5, 0.5])
         orders = rule.orders(state, "site-0", ROUND)
+        assert orders.pop("relative") == 1.0
         spread = {orders["weight"] + v for k, v in orders.items() if k != "weight"} or {orders["weight"]}
         assert [*spread] == pytest.approx([1.0])
 
@@ -171,14 +172,14 @@ def test_the_adversary_follows_the_losses():
         weights, state = rule.weigh(SITES, state, Round(t, 5))
     assert state["clients"]["site-1"] > 0.6 and state["groups"]["b"] > 0.6 and weights["site-1"] > weights["site-0"]
     orders = rule.orders(state, "site-0", ROUND)
-    assert orders["weight/b"] > orders["weight/a"] and set(orders) == {"weight", "weight/a", "weight/b"}
+    assert orders["weight/b"] > orders["weight/a"] and set(orders) == {"weight", "weight/a", "weight/b", "relative"}
 
 
 def test_no_site_is_told_of_another():
     rule, state = FedUFO(level="unknown"), {}
     _, state = rule.weigh(SITES, state, ROUND)
     orders = rule.orders(state, "site-0", ROUND)
-    assert all("site" not in key for key in orders) and len(orders) == 3
+    assert all("site" not in key for key in orders) and len(orders) == 4
 
 
 def test_huge_losses_do_not_overflow_and_a_weight_can_recover():

@@ -130,10 +130,10 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
         x, y = method["mean"]["mean"], method[key]["mean"]
         axes.plot([x], [y], markers[i % len(markers)], color=color, markersize=7, label=short(method["label"], 40))
     what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
-    axes.set_xlabel(f"{metric}, mean over sites")
+    axes.set_xlabel(f"{metric}, mean over sites\n(up and to the right is better)")
     axes.set_ylabel(what)
     legend(figure, axes, columns=1)
-    return f"Who pays: {metric} against the {what}, up and to the right is better"
+    return f"Who pays: {what} against the mean over sites"
 
 
 def _mean_line(axes: Axes, fairness: Json) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fairflare.contracts import Offer, Reply, Round, StateDict, Weights
+from fairflare.contracts import Offer, Reply, Round, StateDict, Training, Weights
 
 State = Mapping[str, Any]
 """A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
@@ -71,6 +71,10 @@ class Rule(ABC):
 
     def missing(self, offer: Offer) -> str:
         """What the task lacks for this rule, in words that end a sentence; empty when nothing is missing."""
+        return ""
+
+    def caution(self, training: Training) -> str:
+        """What a user should know about this rule under these training settings; empty when there is nothing."""
         return ""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairflare.contracts import Offer, Paper, Reply, Round, StateDict, Weights
+from fairflare.contracts import Offer, Paper, Reply, Round, StateDict, Training, Weights
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.rules.simplex import Ball, ascended, in_ball, in_ball_reference
@@ -105,8 +105,21 @@ class FedUFO(Rule):
             return ""
         return f"level={self.level} needs at least two groups of examples: set group_by to what patients differ in"
 
+    def caution(self, training: Training) -> str:
+        """Adam divides a common factor of the loss out again."""
+        if self.apply == "split" or training.optimizer != "adam":
+            return ""
+        return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
+
     def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
-        """The weights of this site's examples: "weight" for all of them and "weight/GROUP" to be added."""
+        """The weights of this site's examples: "weight" for all of them and "weight/GROUP" to be added.
+
+        "relative" asks the site to divide them by their mean.
+        """
+        weights = self._example_weights(state, site)
+        return {**weights, "relative": 1.0} if weights and self.apply == "split" else weights
+
+    def _example_weights(self, state: State, site: str) -> dict[str, float]:
         if self.level == "unknown":
             cells = state.get("cells", {})
             row = cells.get(site, {})
@@ -119,7 +132,7 @@ class FedUFO(Rule):
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
         """Weights of the updates that were trained under the state's lambda, and the next lambda."""
         if self.level == "unknown":
-            return self._weights(replies, state, round), {**state, "cells": self._next_cells(replies, state)}
+            return self._weights(replies, state), {**state, "cells": self._next_cells(replies, state)}
         following = dict(state)
         if self._sites_share > 0:
             losses = {r.site: r.scalars["loss"] for r in replies}
@@ -127,7 +140,7 @@ class FedUFO(Rule):
         risks = _group_risks(replies, self.group_losses) if self._sites_share < 1 else {}
         if risks:
             following["groups"] = self._next(state.get("groups", {}), risks, self._radius(1 - self._sites_share))
-        return self._weights(replies, state, round), following
+        return self._weights(replies, state), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
         """w + sum_i p_i D_i; notes hold the next lambda and the groups' losses."""
@@ -154,11 +167,11 @@ class FedUFO(Rule):
         clients = state.get("clients", {})
         return self._sites_share * (len(clients) * clients[site] if site in clients else 1.0)
 
-    def _weights(self, replies: Sequence[Reply], state: State, round: Round) -> Weights:
+    def _weights(self, replies: Sequence[Reply], state: State) -> Weights:
         """p_i proportional to s_i, the mean of s_ik over the site's examples as far as their groups are known."""
         if self.apply == "local":
             return uniform([r.site for r in replies])
-        return shares({r.site: self._mean_weight(r, self.orders(state, r.site, round)) for r in replies})
+        return shares({r.site: self._mean_weight(r, self._example_weights(state, r.site)) for r in replies})
 
     def _mean_weight(self, reply: Reply, orders: Mapping[str, float]) -> float:
         if not orders:

@@ -20,15 +20,16 @@ from fairflare.trainers.base import Trainer
 class WeightedTrainer(Trainer):
     """loss = mean over the batch of s(x) f(x), where s = s_0 + s_g is ordered as "weight" and "weight/GROUP".
 
-    Without orders every s is 1, which is plain training. Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1.
+    With the order "relative" s is divided by its mean over the site's training examples, so that only differences
+    between groups act here (FedUFO's server then weighs the site as a whole). Without orders every s is 1, which is
+    plain training. Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1.
 
     Args:
-        weight_sum: "site" divides s by its mean over the site's training examples, so that only differences between
-            groups act here (FedUFO's server weighs the site as a whole); "none" takes s as it is; "batch" takes
-            s_0 mean f + a sum s_g f / sum s_g, with a the mean of s_g over the groups, as the authors' code does.
+        weight_sum: "one" as above; "batch" takes s_0 mean f + a sum s_g f / sum s_g over the batch, with a the mean of
+            s_g over the groups, as the authors' code does.
     """
 
-    weight_sum: Literal["site", "none", "batch"] = "site"
+    weight_sum: Literal["one", "batch"] = "one"
 
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on the weighted loss; returns the unweighted mean loss."""
@@ -52,5 +53,5 @@ class WeightedTrainer(Trainer):
         named = torch.tensor([work.orders.get(f"weight/{g}", 0.0) for g in work.groups], dtype=torch.float64)
         counts = work.data.group_counts.double()
         mean = float((named @ counts) / counts.sum()) if counts.sum() else 0.0
-        whole = shared + mean if self.weight_sum == "site" and shared + mean > 0 else 1.0
+        whole = shared + mean if work.orders.get("relative") and shared + mean > 0 else 1.0
         return shared / whole, (torch.cat((named, torch.tensor([mean]).double())) / whole).float()

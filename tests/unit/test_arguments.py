@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids of settings on the command line."""
+
+import json
+
+import pytest
+
+from fairflare.arguments import on_grid
+from fairflare.cli import main
+from fairflare.errors import UserError
+
+
+def test_a_grid_is_every_combination_for_methods_that_have_the_keys():
+    labels = on_grid(("fedavg", "fedufo:level=client"), ("radius=0,0.5", "beta=0,1"))
+    assert labels == [
+        "fedavg",
+        "fedufo:level=client,radius=0,beta=0",
+        "fedufo:level=client,radius=0,beta=1",
+        "fedufo:level=client,radius=0.5,beta=0",
+        "fedufo:level=client,radius=0.5,beta=1",
+    ]
+
+
+def test_no_grid_changes_nothing():
+    assert on_grid(("fedavg", "fedism-plus:state=L"), ()) == ["fedavg", "fedism-plus:state=L"]
+
+
+@pytest.mark.parametrize("grid, message", [("radios=1,2", "no METHOD has the key 'radios'"), ("radius", "KEY=VALUE")])
+def test_a_grid_that_fits_nothing_is_refused(grid, message):
+    with pytest.raises(UserError, match=message):
+        on_grid(("fedavg", "fedufo"), (grid,))
+
+
+def test_a_sweep_shows_disparity_beside_accuracy(tmp_path, capsys):
+    command = ["compare", "fedavg", "fedufo", "--task", "support2", "--rounds", "2", "--set", "group_by=label+sex"]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--grid", "radius=0,0.5", "--out", str(tmp_path / "c"), "--json"])
+    assert end.value.code == 0
+    methods = json.loads(capsys.readouterr().out)["methods"]
+    assert len(methods) == 3 and all(m["group_disparity"]["mean"] > 0 for m in methods)
+    page = (tmp_path / "c" / "compare.html").read_text()
+    assert "Disparity over groups" in page and "Who pays" in page
