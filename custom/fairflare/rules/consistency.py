@@ -73,16 +73,18 @@ class Consistency:
             count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
         """
         counter = self.history[site][key].numpy()[block]
-        other = update > 0 if self.reference else update < 0
+        counted = update <= 0 if self.reference else update >= 0
         if count and not self.reference:
-            np.add(counter, ~other, out=counter, casting="unsafe")
+            np.add(counter, counted, out=counter, casting="unsafe")
         seen = self.rounds[site] + (0 if self.reference else 1)
         least = least_count(seen, self.tau, strict=self.reference) if seen else 0
         # l >= tau where the update goes the counted way, 1 - l >= tau where it does not.
-        steady, steady_other = counter >= least, counter <= seen - least
-        kept = steady ^ ((steady ^ steady_other) & other)
+        kept, steady = counter <= seen - least, counter >= least
+        steady ^= kept
+        steady &= counted
+        kept ^= steady
         if count and self.reference:
-            np.add(counter, ~other, out=counter, casting="unsafe")
+            np.add(counter, counted, out=counter, casting="unsafe")
         return kept
 
 

@@ -25,7 +25,7 @@ import torch
 from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
-from fairflare.rules.blocks import blocks_of
+from fairflare.rules.blocks import BLOCK, blocks_of
 from fairflare.rules.consistency import Consistency
 
 FEDHEAL = Paper(
@@ -103,11 +103,13 @@ class FedHEAL(Rule):
         keys = _trainable(replies[0])
         squares, kept = np.zeros((len(keys), len(replies))), np.zeros(len(replies))
         for k, key in enumerate(keys):
+            scratch = _scratch(replies, key)
             for block, updates in blocks_of(replies, key):
                 for m, (reply, u) in enumerate(zip(replies, updates)):
                     keep = masks.keep(reply.site, key, block, u, count=not masks.reference)
                     kept[m] += np.count_nonzero(keep)
-                    masked = keep.astype(u.dtype)
+                    masked = scratch[: len(u)]
+                    np.copyto(masked, keep)
                     masked *= u
                     squares[k, m] += np.dot(masked, masked)
         size = sum(replies[0].update[key].numel() for key in keys)
@@ -148,12 +150,13 @@ class FedHEAL(Rule):
         result = add_weighted({k: v for k, v in model.items() if k not in masked}, replies, weights)
         for key in masked:
             total = model[key].to(torch.promote_types(model[key].dtype, torch.float32), copy=True)
-            flat = total.view(-1).numpy()
+            flat, scratch = total.view(-1).numpy(), _scratch(replies, key)
             for block, updates in blocks_of(replies, key):
                 mass, step = np.zeros_like(flat[block]), np.zeros_like(flat[block])
                 for reply, u in zip(replies, updates):
                     keep = masks.keep(reply.site, key, block, u, count=masks.reference)
-                    share = keep.astype(mass.dtype)
+                    share = scratch[: len(u)]
+                    np.copyto(share, keep)
                     share *= weights[reply.site]
                     mass += share
                     share *= u
@@ -162,6 +165,12 @@ class FedHEAL(Rule):
                 flat[block] += np.divide(step, mass, out=step, where=mass > 0)
             result[key] = total.to(model[key].dtype)
         return {key: result[key] for key in model}
+
+
+def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:
+    """Room for one block, in float32 or wider: a new array per block and site would cost as much as its contents."""
+    wide = replies[0].update[key].dtype == torch.float64
+    return np.empty(min(BLOCK, replies[0].update[key].numel()), dtype=np.float64 if wide else np.float32)
 
 
 def _trainable(reply: Reply) -> list[str]:
