@@ -27,6 +27,7 @@ from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
+from fairflare.privacy.policy import site_min_count
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
 from fairflare.seeds import derive, seed_everything
@@ -166,8 +167,18 @@ def build_site(
     name: str,
     device: torch.device | None = None,
     memory: Path | None = None,
+    local: Path | None = None,
 ) -> Site:
-    """One site's side, which keeps its memory in the file ``memory``; raises UserError for a site the task lacks."""
+    """One site's side; raises UserError for a site the task lacks.
+
+    Args:
+        config: the run.
+        parts: its objects.
+        name: the site.
+        device: where it computes; the first GPU when None.
+        memory: the file in which it keeps its memory; None keeps it in the process.
+        local: the folder of the site's own policy, see ``privacy.policy``.
+    """
     known = parts.task.sites()
     if name not in known:
         raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
@@ -183,7 +194,7 @@ def build_site(
         device=device or default_device(),
         objective=parts.task.objective,
         groups=parts.grouping.names,
-        min_count=config.min_count,
+        min_count=site_min_count(config.min_count, local),
         memory=SiteMemory(memory),
         egress=allowed(parts),
     )

@@ -6,6 +6,7 @@ Each check raises AssertionError with the method's id and the numbers at fault.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -78,9 +79,13 @@ def extreme_scalars_stay_finite(entry: Method) -> None:
             dataclasses.replace(r, scalars={s.name: _between(s, high if k == 0 else low) for s in scalars})
             for k, r in enumerate(_replies(entry, 3, seed=5))
         ]
-        weights, _ = _weigh(_rule(entry), replies, {}, 1)
-        assert all(math.isfinite(w) and w >= 0 for w in weights.values()), f"{entry.id}: {weights}"
-        assert abs(sum(weights.values()) - 1) < TOLERANCE, f"{entry.id}: {weights}"
+        rule, state = _rule(entry), {}
+        for t in range(1, ROUNDS + 1):
+            weights, state = _weigh(rule, replies, state, t)
+            assert all(math.isfinite(w) and w >= 0 for w in weights.values()), f"{entry.id}: {weights}"
+            assert abs(sum(weights.values()) - 1) < TOLERANCE, f"{entry.id}: {weights}"
+            orders = [rule.orders(state, r.site, Round(t, ROUNDS)) for r in replies]
+            assert all(math.isfinite(v) for order in orders for v in order.values()), f"{entry.id}: {orders}"
 
 
 def a_site_may_miss_a_round(entry: Method) -> None:
@@ -94,8 +99,12 @@ def a_site_may_miss_a_round(entry: Method) -> None:
 
 
 def rounds_are_pure(entry: Method) -> None:
-    """The same round twice gives the same model, and changes neither the received model nor the replies."""
+    """The same round twice, from copies of one state, gives the same; received model and replies are not changed."""
     rule, model, replies = _rule(entry), _model(), _replies(entry, 3, seed=11)
+    state = rule.aggregate(model, _replies(entry, 3, seed=10), {}, Round(1, ROUNDS)).state
+    first, second = (rule.aggregate(model, replies, copy.deepcopy(state), Round(2, ROUNDS)) for _ in range(2))
+    assert first.weights == second.weights, f"{entry.id}: {first.weights} became {second.weights}"
+    assert _equal(first.model, second.model), f"{entry.id}: the same state gave two models"
     before = {k: v.clone() for k, v in model.items()}
     sent = [{k: v.clone() for k, v in r.update.items()} for r in replies]
     once, twice = (rule.aggregate(model, replies, {}, Round(1, ROUNDS)) for _ in range(2))

@@ -9,6 +9,7 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.assembly import build_parts, build_site
 from fairflare.config import make_config
@@ -37,8 +38,14 @@ def filtered(task, shareable):
 
 @pytest.mark.parametrize("task", ["declare", "train", "evaluate"])
 def test_real_answers_pass_unchanged(task, answers):
-    shareable = answer_to_shareable(answers[task])
-    assert filtered(task, shareable) is shareable and shareable.get_return_code() in (None, ReturnCode.OK)
+    before = FLModelUtils.from_shareable(answer_to_shareable(answers[task]))
+    passed = filtered(task, answer_to_shareable(answers[task]))
+    assert passed.get_return_code() in (None, ReturnCode.OK)
+    after = FLModelUtils.from_shareable(passed)
+    assert after.meta == before.meta and after.metrics == before.metrics
+    assert (after.current_round, after.total_rounds) == (before.current_round, before.total_rounds)
+    assert (after.params is None) == (before.params is None)
+    assert all(torch.equal(value, after.params[key]) for key, value in (before.params or {}).items())
 
 
 def refused(task, shareable):
@@ -63,6 +70,8 @@ def dxo_of(answers):
         ({"scalars": {"oldest": 91.0}}, "scalar: a name that is not on the list"),
         ({"n_examples": -1}, "count n_examples"),
         ({"seconds": {"lunch": 60.0}}, "seconds"),
+        ({"round": {"patient": 17}}, "meta: version or round"),
+        ({"fairflare": torch.arange(1000)}, "meta"),
     ],
 )
 def test_numbers_that_are_not_agreed_on_do_not_leave(meta, reason, answers):
@@ -102,6 +111,29 @@ def test_weights_do_not_leave_with_an_evaluation(answers):
     assert "weights in an answer to evaluate" in refused("evaluate", answer_to_shareable(answers["train"]))
 
 
-def test_errors_of_the_executor_pass():
-    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: "ValueError"})
-    assert filtered("train", reply) is reply
+def test_stowaways_are_left_behind(answers):
+    shareable = answer_to_shareable(answers["train"])
+    shareable["diary"] = "patient 17"
+    shareable.set_header("note", "patient 17")
+    assert "patient 17" not in str(filtered("train", shareable))
+
+
+def test_errors_of_the_executor_pass_with_their_names_alone(answers):
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: "ValueError", "path": "/data/patient 17"})
+    reply["diary"] = "patient 17"
+    passed = filtered("train", reply)
+    assert passed.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert passed.get_header(ERROR_HEADER) == "ValueError" and "patient 17" not in str(passed)
+    loaded = answer_to_shareable(answers["train"])
+    loaded.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    assert "DXO" not in filtered("train", loaded)
+    strange = make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: "/data/patient 17/scan.dcm: unreadable"})
+    assert filtered("train", strange).get_header(ERROR_HEADER) is None
+
+
+@pytest.mark.parametrize("data", [None, {}])
+def test_a_result_without_data_is_no_training_result(data, answers):
+    dxo = dxo_of(answers)
+    shareable = dxo.to_shareable()
+    shareable["DXO"] = {**shareable["DXO"], "data": data} if "DXO" in shareable else data
+    assert filtered("train", shareable).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR

@@ -11,6 +11,7 @@ from fairflare.rules.base import add_weighted, example_shares
 from fairflare.rules.consistency import least_count
 from fairflare.rules.fedce import FedCE
 from fairflare.rules.fedheal import FedHEAL
+from fairflare.rules.fedlwr import FedLWR
 from fairflare.rules.fedufo import FedUFO
 from fairflare.rules.gram import gram, novelty
 from fairflare.rules.simplex import ascended, in_ball
@@ -77,6 +78,38 @@ def test_a_site_is_told_its_own_weight_only_while_it_is_in_the_model():
     assert rule.orders(alone, "site-0", ROUND) == {}
 
 
+def test_a_late_joiner_starts_level_with_the_others():
+    """Error shares .25 and .75, then thirds: the newcomer's sum starts at their mean of .5."""
+    rule = FedCE(terms="error")
+    _, state = rule.weigh([reply(k, [1.0, float(k)], minus_error=e) for k, e in enumerate((0.1, 0.3))], {}, ROUND)
+    weights, _ = rule.weigh([reply(k, [1.0, float(k)], minus_error=0.2) for k in range(3)], state, ROUND)
+    assert list(weights.values()) == pytest.approx([(s + 1 / 3) / 2.5 for s in (0.25, 0.75, 0.5)])
+
+
+def test_an_absent_site_keeps_its_sum():
+    rule = FedCE(terms="error")
+    sites = [reply(k, [1.0, float(k)], minus_error=e) for k, e in enumerate((0.1, 0.3))]
+    _, state = rule.weigh(sites, {}, ROUND)
+    _, state = rule.weigh(sites[:1], state, ROUND)
+    weights, _ = rule.weigh(sites, state, ROUND)
+    assert weights == pytest.approx({"site-0": 0.25, "site-1": 0.75})
+
+
+@pytest.mark.parametrize("variant", ["flare", "reference", "ffl4mia"])
+def test_an_absence_is_no_error(variant):
+    """Without a leave-one-out score a round leaves the running mean of the scores alone."""
+    rule, state = FedCE(variant=variant, terms="error"), {}
+    for t, errors in enumerate(((None, None), (0.4, 0.4), (None, 0.4), (0.4, 0.4))):
+        scored = [{} if e is None else {"minus_error": e} for e in errors]
+        weights, state = rule.weigh([reply(k, [1.0, k + t], **s) for k, s in enumerate(scored)], state, ROUND)
+        if t in (1, 2):
+            assert weights["site-0"] == pytest.approx(0.5, abs=0.05)
+    # Means of (0, .6, .6) and (0, .6, .6, .6).
+    shares = [1 - 1.2 / 3, 1 - 1.8 / 4]
+    last = {"flare": shares[0] / sum(shares), "reference": shares[0] / sum(shares)}.get(variant)
+    assert last is None or weights["site-0"] == pytest.approx(last)
+
+
 # FedHEAL
 
 
@@ -120,6 +153,34 @@ def test_distances_by_hand():
     """d = 1 and 3 from n = 10 each, beta = .5: p = .5 + .5 (.25, .75) over 1.5."""
     weights, _ = FedHEAL(parts="fael", beta=0.5).weigh([reply(0, [1.0, 0.0]), reply(1, [1.0, math.sqrt(2)])], {}, ROUND)
     assert weights == pytest.approx({"site-0": 0.625 / 1.5, "site-1": 0.875 / 1.5})
+
+
+def test_a_site_that_is_away_keeps_its_weight_and_the_others_stand_among_themselves():
+    """p = 1/3 each, dp = 1/6; then d = 1 and 3 without the third: (.5 + .25/3 + .125, .5 + .25/3 + .375) normalised."""
+    rule = FedHEAL(parts="fael", beta=0.5)
+    sites = [reply(k, [1.0, 0.0]) for k in range(3)]
+    _, state = rule.weigh(sites, {}, ROUND)
+    weights, state = rule.weigh([sites[0], reply(1, [1.0, math.sqrt(2)])], state, ROUND)
+    raw = [0.5 + 0.5 / 6 + 0.5 * 0.25, 0.5 + 0.5 / 6 + 0.5 * 0.75]
+    assert list(weights.values()) == pytest.approx([r / sum(raw) for r in raw])
+    assert state["p"]["site-2"] == pytest.approx(1 / 3) and sum(state["p"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("here", [[[0, 1], [0, 1, 2]], [[0], [0, 1, 2]], [[0, 1, 2], [1], [0, 1, 2]]], ids=str)
+def test_beta_zero_is_fedavg_whoever_comes_and_goes(here):
+    sites = [reply(k, [math.sin(k + 1), 1.0], n=10 * (k + 1)) for k in range(3)]
+    state = {}
+    for present in here:
+        found = [sites[k] for k in present]
+        weights, state = FedHEAL(parts="fael", beta=0.0).weigh(found, state, ROUND)
+        assert weights == pytest.approx(example_shares(found))
+
+
+@pytest.mark.parametrize("parts", ["both", "fael"])
+def test_an_update_too_large_for_float32_squares_stays_finite(parts):
+    outcome = FedHEAL(parts=parts).aggregate(model(), [reply(0, [1e20, 1.0]), reply(1, [1.0, 1.0])], {}, ROUND)
+    assert all(math.isfinite(w) for w in outcome.weights.values()) and torch.isfinite(outcome.model["w"]).all()
+    assert novelty([reply(0, [1e20, 1.0]), reply(1, [1e20, 1.0])], {"site-0": 1.0, "site-1": 1.0})["site-0"] == 0.0
 
 
 def test_a_site_that_joins_late_starts_with_its_own_history():
@@ -173,6 +234,32 @@ def test_the_adversary_follows_the_losses():
     assert state["clients"]["site-1"] > 0.6 and state["groups"]["b"] > 0.6 and weights["site-1"] > weights["site-0"]
     orders = rule.orders(state, "site-0", ROUND)
     assert orders["weight/b"] > orders["weight/a"] and set(orders) == {"weight", "weight/a", "weight/b", "relative"}
+
+
+def test_the_server_weighs_a_site_by_its_own_mix_of_groups():
+    """lambda = (.8, .2): 30 + 10 examples mean 2 (.75 .8 + .25 .2), 5 + 35 mean 2 (.125 .8 + .875 .2)."""
+    rule = FedUFO(level="attribute", gamma=0.0, radius=None)
+    weights, _ = rule.weigh(SITES, {"groups": {"a": 0.8, "b": 0.2}}, ROUND)
+    assert weights == pytest.approx({"site-0": 1.3 / 1.85, "site-1": 0.55 / 1.85})
+
+
+def test_the_radius_is_shared_out_by_beta():
+    rule, state = FedUFO(level="multi", gamma=50.0, radius=0.1, beta=0.2), {}
+    _, state = rule.weigh(SITES, state, ROUND)
+    for part, share in (("clients", 0.2), ("groups", 0.8)):
+        assert (2 * sum(w * w for w in state[part].values()) - 1) / 2 == pytest.approx(share * 0.1)
+    _, state = FedUFO(level="multi", gamma=50.0, radius=0.1, beta=0.2, share_radius=True).weigh(SITES, {}, ROUND)
+    for part in ("clients", "groups"):
+        assert (2 * sum(w * w for w in state[part].values()) - 1) / 2 == pytest.approx(0.1)
+
+
+def test_lambda_stays_in_its_ball_while_a_site_is_away():
+    rule, state = FedUFO(level="client", radius=0.3, gamma=5.0), {}
+    sites = [ufo(k, loss) for k, loss in enumerate((2.0, 0.1, 0.2, 0.3))]
+    for present in (sites, sites[1:], sites[1:], sites):
+        _, state = rule.weigh(present, state, ROUND)
+        assert (4 * sum(w * w for w in state["clients"].values()) - 1) / 2 <= 0.3 + 1e-9
+        assert sum(state["clients"].values()) == pytest.approx(1)
 
 
 def test_no_site_is_told_of_another():
@@ -232,3 +319,14 @@ def test_balls_hold_what_they_promise(ball, radius):
 def test_bad_parameters_are_named(rule, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         rule(**bad)
+
+
+# Fed-LWR
+
+
+def test_one_similarity_for_the_whole_model():
+    sites = [reply(0, [1.0, 0.0]), reply(1, [0.0, 3.0])]
+    scored = [Reply(r.site, r.update, 10, {"similarity/last_encoder": d}) for r, d in zip(sites, (0.2, 0.6))]
+    outcome = FedLWR(scope="last_encoder").aggregate(model(), scored, {}, ROUND)
+    assert outcome.weights == pytest.approx({"site-0": 2 / 3, "site-1": 1 / 3})
+    assert outcome.model["w"].tolist() == pytest.approx([2 / 3, 1.0])

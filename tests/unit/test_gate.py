@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.contracts import Scalar
 from fairflare.federation.gate import Gate, inspect_counts, inspect_evaluation
 from fairflare.federation.messages import Answer
 from fairflare.probes.sharpness import Sharpness
@@ -213,3 +214,37 @@ def test_bad_metrics_are_dropped_but_the_answer_counts():
 def test_flooding_with_metrics_is_bounded():
     replies, _ = inspect(answer(metrics={f"m{k}": 1.0 for k in range(10_000)}))
     assert len(replies[0].metrics) <= 64
+
+
+GROUPED = Gate(
+    frozenset({"weight", "bias"}),
+    tuple(Scalar(f"group_count/{g}", 0.0, 2.0**40, "examples") for g in "ab"),
+)
+
+
+@pytest.mark.parametrize(
+    "counts, code",
+    [
+        ((3.0, 4.0), None),
+        ((30.0, 4.0), "count_mismatch"),
+        ((2.5, 1.0), "count_mismatch"),
+        ((2.0**40, 0.0), "count_mismatch"),
+    ],
+)
+def test_groups_are_parts_of_the_training_split(counts, code):
+    told = answer(n_examples=10, scalars=dict(zip(("group_count/a", "group_count/b"), counts)))
+    verdict = GROUPED.inspect([told], MODEL, 2, {})
+    assert [r.code for r in verdict.rejections] == ([code] if code else [])
+
+
+def test_groups_of_an_evaluation_are_parts_of_their_split():
+    cells = {"test": {"a": {"n": 2.0**40, "value": 1.0}}}
+    good = {"test": {"a": {"n": 5.0, "value": 1.0}, "b": {"n": 3.0, "value": 0.5}, "c": {"n": 1.0, "value": 7.0}}}
+    size = {"n": {"test": 8.0}}
+    splits, refused = inspect_evaluation(
+        [answer("site-1", metrics={"groups": cells, **size}), answer("site-2", metrics={"groups": good, **size})],
+        2,
+        "abc",
+    )
+    assert [(r.site, r.code) for r in refused] == [("site-1", "count_mismatch")]
+    assert set(splits["site-2"]["groups"]["test"]) == {"a", "b"}

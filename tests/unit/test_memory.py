@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A site's memory: repeated rounds, restarts, and values that do not change behind its back."""
 
+import dataclasses
+
+import pytest
 import torch
 
+from fairflare.contracts import Round
 from fairflare.federation.memory import SiteMemory
+from fairflare.federation.messages import Instruction
+from fairflare.trainers.sgd import PlainTrainer
+from helpers import TRAINING, initial_model, make_sites
 
 
 def test_a_round_starts_from_the_one_before(tmp_path):
@@ -49,3 +56,25 @@ def test_what_is_kept_does_not_train_on():
 def test_nothing_to_keep_writes_nothing(tmp_path):
     SiteMemory(tmp_path / "site.pt").keep(1, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_round_that_is_repeated_trains_to_the_same_bits(optimizer, tmp_path):
+    """With its optimizer kept, in the same process and after a restart."""
+    training = dataclasses.replace(TRAINING, optimizer=optimizer, keep_optimizer=True)
+
+    def site(memory):
+        return dataclasses.replace(
+            make_sites(1, trainer=PlainTrainer(), probes=())["site-1"], training=training, memory=memory
+        )
+
+    def trained(where, number):
+        return where.handle(Instruction("train", Round(number, 3), initial_model())).update
+
+    first = site(SiteMemory(tmp_path / "m.pt"))
+    trained(first, 1)
+    once, again = trained(first, 2), trained(first, 2)
+    restarted = trained(site(SiteMemory(tmp_path / "m.pt")), 2)
+    fresh = trained(site(SiteMemory()), 2)
+    assert all(torch.equal(once[k], again[k]) and torch.equal(once[k], restarted[k]) for k in once)
+    assert not all(torch.equal(once[k], fresh[k]) for k in once), "the optimizer was not kept"

@@ -158,9 +158,8 @@ def test_a_small_last_batch_joins_the_one_before(n):
     assert len(found) == len(LEAVES) and all(math.isfinite(value) for value in found.values())
 
 
-def test_three_examples_are_refused():
-    with pytest.raises(ValueError, match="at least 4"):
-        LayerSimilarity().measure(work(Net(), data=Images(3), received=state(Net(5))))
+def test_three_examples_say_nothing():
+    assert LayerSimilarity().measure(work(Net(), data=Images(3), received=state(Net(5)))) == {}
 
 
 def test_a_dead_layer_says_nothing():
@@ -266,3 +265,39 @@ def test_weights_of_a_group_multiply_its_gradient():
         for k in (0, 1)
     )
     assert torch.allclose(both - start, 1.5 * no + 0.5 * yes, atol=1e-4)
+
+
+def test_a_group_without_a_weight_has_the_mean_of_the_others():
+    """Sizes 12, 6, 6 with weights 3 and 0 for the first two: the third, of which nothing may leave, has 36 / 18 = 2."""
+    data = Blobs(2)
+    data.group_counts = torch.tensor([12, 6, 6])
+    made = work(data=data, groups=("a", "b", "c"), orders={"weight": 0.0, "weight/a": 3.0, "weight/b": 0.0})
+    shared, weights = WeightedTrainer()._weights(made)
+    assert shared == 0.0 and weights.tolist() == [3.0, 0.0, 2.0, 2.0]
+    relative = dataclasses.replace(made, orders={**made.orders, "relative": 1.0})
+    assert WeightedTrainer()._weights(relative)[1].tolist() == [1.5, 0.0, 1.0, 1.0]
+    none_known = dataclasses.replace(made, orders={"weight": 1.0, "relative": 1.0})
+    assert WeightedTrainer()._weights(none_known)[0] == 1.0
+
+
+def test_examples_in_no_group_have_the_mean_weight():
+    data = Blobs(2)
+    data.groups = torch.where(torch.arange(24) < 12, data.y, -1)
+    data.group_counts = torch.bincount(data.groups[:12])
+    training = dataclasses.replace(TRAINING, batch_size=24, momentum=0.0)
+    results = []
+    for orders in ({"weight": 0.0, "weight/no": 2.0, "weight/yes": 2.0}, {"weight": 2.0}):
+        network = small_network()
+        WeightedTrainer().train(work(network, data=data, groups=("no", "yes"), orders=orders, training=training))
+        results.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+    assert torch.allclose(*results, atol=1e-7)
+
+
+def test_a_batch_sum_divides_the_groups_weights_out():
+    """s_0 = 0 and equal s_g = 1 / 2: half the mean loss, whatever the scale within the batch."""
+    half = trained(WeightedTrainer("batch"), {"weight": 0.0, "weight/no": 0.5, "weight/yes": 0.5})
+    start = torch.cat([p.detach().flatten() for p in small_network().parameters()])
+    whole = trained(WeightedTrainer(), {})
+    assert torch.allclose(half - start, 0.5 * (whole - start), atol=2e-4)
+    nothing = trained(WeightedTrainer("batch"), {"weight": 0.0, "weight/no": 0.0, "weight/yes": 0.0})
+    assert torch.allclose(nothing, start, atol=1e-4)  # weight decay alone

@@ -103,11 +103,14 @@ class Gate:
 
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
         _check_tag(answer, round)
+        n_examples = _checked_count(answer.n_examples, declared)
+        scalars = _checked_scalars(answer.scalars, self.scalars, self.wanted)
+        _check_group_counts(scalars, n_examples)
         return Reply(
             site=answer.site,
             update=_checked_update(answer, model),
-            n_examples=_checked_count(answer.n_examples, declared),
-            scalars=_checked_scalars(answer.scalars, self.scalars, self.wanted),
+            n_examples=n_examples,
+            scalars=scalars,
             metrics=checked_metrics(answer.metrics),
             trainable=self.trainable,
         )
@@ -184,10 +187,13 @@ def _checked_splits(answer: Answer, round: int, groups: Sequence[str]) -> dict[s
         raise _Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
     told = answer.metrics.get("groups")
     told = told if isinstance(told, Mapping) else {}
-    return {
-        **{split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")},
-        "groups": {split: _checked_groups(told.get(split), groups) for split in ("val", "test")},
-    }
+    found = {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")}
+    found["groups"] = {split: _checked_groups(told.get(split), groups) for split in ("val", "test")}
+    for split, cells in found["groups"].items():
+        total = sum(cell["n"] for cell in cells.values())
+        if total > found["n"].get(split, 0.0):
+            raise _Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
+    return found
 
 
 def _checked_groups(told: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -218,6 +224,13 @@ def _checked_scalars(scalars: Any, specs: Sequence[Scalar], wanted: Sequence[str
     if extra:
         raise _Refused("scalar_unknown", f"scalar {_short(extra[0])!r}: not one that this method's probes report")
     return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
+
+
+def _check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
+    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
+    counts = [value for name, value in scalars.items() if name.startswith("group_count/")]
+    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
+        raise _Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
 
 
 def _in_range(spec: Scalar, value: Any) -> float:

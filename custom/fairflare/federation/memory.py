@@ -28,11 +28,11 @@ class SiteMemory:
     def before(self, round: int) -> dict[str, Any]:
         """A copy of what was kept by the latest round before ``round``; empty when there is none."""
         earlier = [r for r in self._rounds if r < round]
-        return dict(self._rounds[max(earlier)]) if earlier else {}
+        return _detached(self._rounds[max(earlier)]) if earlier else {}
 
     def at(self, round: int) -> dict[str, Any]:
         """A copy of what ``round`` itself has kept; empty when it kept nothing."""
-        return dict(self._rounds.get(round, {}))
+        return _detached(self._rounds.get(round, {}))
 
     def keep(self, round: int, values: Mapping[str, Any]) -> None:
         """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it."""

@@ -17,7 +17,7 @@ from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.objectives import Objective, local_objective
 from fairflare.privacy.counts import released
-from fairflare.privacy.egress import Egress
+from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
@@ -83,7 +83,10 @@ class Site:
         answer = self._answer(instruction)
         if self.egress is not None:
             parts = ("update", "n_examples", "scalars", "metrics", "seconds")
-            self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
+            try:
+                self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
+            except EgressRefused as refusal:
+                return Answer(site=self.name, round=answer.round, error=f"egress: {refusal}")
         return answer
 
     def _answer(self, instruction: Instruction) -> Answer:

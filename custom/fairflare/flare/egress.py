@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nvflare.apis.dxo import DXO, MetaKey, from_shareable
@@ -11,15 +12,18 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.assembly import allowed, build_parts
 from fairflare.config import RunConfig
-from fairflare.flare.wire import ANSWERED, ERROR_HEADER
-from fairflare.privacy.egress import Egress, EgressRefused, nonfinite_entry
+from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VERSION
+from fairflare.privacy.egress import Egress, EgressRefused
 
 META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", MetaKey.INITIAL_METRICS})
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
+PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
+"""An error's name: nothing that could be a path or carry a message."""
 
 
 class EgressFilter(DXOFilter):
@@ -38,22 +42,27 @@ class EgressFilter(DXOFilter):
         self._egress: Egress | None = None
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The result itself, or an error in its place whose text names the part at fault."""
-        if shareable.get_return_code() != ReturnCode.OK:
-            return shareable
+        """The checked parts of the result, put together anew, or an error whose text names the part at fault."""
+        code = shareable.get_return_code()
+        if code not in (None, ReturnCode.OK):
+            return _error_alone(str(code), shareable.get_header(ERROR_HEADER, ""))
         try:
-            self.process_dxo(from_shareable(shareable), shareable, fl_ctx)
+            dxo = from_shareable(shareable)
+            self.process_dxo(dxo, shareable, fl_ctx)
+            return self._rebuilt(dxo, shareable)
         except EgressRefused as refusal:
             return self._refused(str(refusal), fl_ctx)
         except Exception as error:  # whatever cannot be checked does not leave
             return self._refused(f"unreadable: {type(error).__name__}", fl_ctx)
-        return shareable
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Raise EgressRefused unless everything in ``dxo`` is on the list."""
         extra = [key for key in dxo.meta if key not in META]
         if extra:
             raise EgressRefused("meta: a name that is not on the list")
+        tags = [dxo.meta.get(key) for key in ("fairflare", "round")]
+        if any(type(tag) is not int for tag in tags) or tags[0] != VERSION:
+            raise EgressRefused("meta: version or round")
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         model = FLModelUtils.from_shareable(shareable)
         if model.params is not None and model.params_type != ParamsType.DIFF:
@@ -72,10 +81,23 @@ class EgressFilter(DXOFilter):
             metrics={} if metrics == ANSWERED else metrics,
             seconds=model.meta.get("seconds", {}),
         )
-        broken = nonfinite_entry(model.params or {})
-        if broken is not None:
-            raise EgressRefused(f"weights {broken}: not finite")
+
+    def _rebuilt(self, dxo: DXO, shareable: Shareable) -> Shareable:
+        """A result that holds the checked data and FLARE's own bookkeeping, and nothing that came along beside them."""
+        clean = DXO(dxo.data_kind, dxo.data, {k: v for k, v in dxo.meta.items() if k in META}).to_shareable()
+        for header in (AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS):
+            value = shareable.get_header(header)
+            if type(value) is int:
+                clean.set_header(header, value)
+        return clean
 
     def _refused(self, reason: str, fl_ctx: FLContext) -> Shareable:
         self.log_error(fl_ctx, f"egress refused: {reason}")
         return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR, {ERROR_HEADER: f"egress: {reason}"})
+
+
+def _error_alone(code: str, text: Any) -> Shareable:
+    """An error reply with its code and its short name, and nothing else of what it came with."""
+    known = code if PUBLIC_TEXT.fullmatch(code) else ReturnCode.EXECUTION_EXCEPTION
+    named = text if isinstance(text, str) and PUBLIC_TEXT.fullmatch(text) else ""
+    return make_reply(known, {ERROR_HEADER: named} if named else None)

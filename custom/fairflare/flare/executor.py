@@ -47,7 +47,10 @@ class FairExecutor(Executor):
         try:
             site = self._ready(fl_ctx)
             site.stop_if_aborted = lambda: _raise_if(abort_signal)
-            return answer_to_shareable(site.handle(instruction_from_shareable(task_name, shareable)))
+            answer = site.handle(instruction_from_shareable(task_name, shareable))
+            if answer.error:
+                return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
+            return answer_to_shareable(answer)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
@@ -66,7 +69,8 @@ class FairExecutor(Executor):
             config = RunConfig.from_json(self.config)
             memory = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / MEMORY
             parts = build_parts(config, at_site=True)
-            self._site = build_site(config, parts, fl_ctx.get_identity_name(), memory=memory)
+            local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+            self._site = build_site(config, parts, fl_ctx.get_identity_name(), memory=memory, local=local)
         return self._site
 
 

@@ -63,9 +63,14 @@ class Egress:
         if not isinstance(update, Mapping) or set(update) != set(expected):
             raise EgressRefused("weights whose names are not the model's")
         for key, value in update.items():
-            tensor = torch.as_tensor(value)
+            try:
+                tensor = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise EgressRefused(f"weights {key}: not a tensor") from None
             if tuple(tensor.shape) != expected[key] or not tensor.is_floating_point():
                 raise EgressRefused(f"weights {key}: shape or type")
+            if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
+                raise EgressRefused(f"weights {key}: not finite")
 
     def _check_metrics(self, metrics: Any) -> None:
         _check_numbers("metric", metrics, dict.fromkeys(self.metrics, (-LARGEST, LARGEST)))
@@ -81,15 +86,6 @@ class Egress:
             _check_names("group", cells, self.groups)
             for cell in cells.values():
                 _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
-
-
-def nonfinite_entry(update: Mapping[str, Any]) -> str | None:
-    """The first entry of an update that holds NaN or infinity."""
-    for key, value in update.items():
-        tensor = torch.as_tensor(value)
-        if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
-            return key
-    return None
 
 
 def _check_names(what: str, found: Any, known: Iterable[str]) -> None:

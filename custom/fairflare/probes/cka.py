@@ -81,7 +81,12 @@ class LayerSimilarity(Probe):
 
     @torch.no_grad()
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """Layer -> similarity; a layer whose features say nothing (constant, never computed) is left out."""
+        """Layer -> similarity; a layer whose features say nothing (constant, never computed) is left out.
+
+        Nothing is said on fewer than four examples: the site then stands at the others' mean everywhere.
+        """
+        if work.data.size(self.cka_split) < FEWEST:
+            return {}
         network = work.network.eval()
         points = self._points(network)
         own = {name: value.clone() for name, value in network.state_dict().items()}
@@ -141,8 +146,6 @@ class LayerSimilarity(Probe):
     def _batches(self, work: LocalWork) -> Iterator[Batch]:
         """The probe set's batches on the device, the same at every call; none has fewer than four examples."""
         size = max(self.cka_batch or work.training.batch_size, FEWEST)
-        if work.data.size(self.cka_split) < FEWEST:
-            raise ValueError(f"{self.cka_split}: expected at least {FEWEST} examples to compare layers on")
         held = None
         for batch in work.data.fixed(self.cka_split, size, self.cka_examples or None):
             if held is not None and len(batch.targets) < FEWEST:

@@ -32,7 +32,8 @@ def group_section(trail: Trail, config: Json, facts: Json) -> Json | None:
 
     Returns:
         by, min_count, split, metric, rows (group, n, value, sites and the lowest and highest site), n and overall of
-        all groups, disparity {"sample", "population"}, gap, worst {"group", "value"}, cells {"expected", "told"},
+        all groups, disparity {"sample", "population"}, levels (sample disparity over sites and over groups, and both
+        "harmonic" forms of the two), gap, worst {"group", "value"}, cells {"expected", "told"},
         equal_opportunity (None unless the grouping joins label and attributes), uniform (mean over groups) and unseen
         (``groups.unseen`` for each of ``RADII``). None where the run tells no groups apart or its log holds nothing.
     """
@@ -54,12 +55,30 @@ def group_section(trail: Trail, config: Json, facts: Json) -> Json | None:
         "n": sum(cell["n"] for cell in found.values()),
         "overall": groups.mixture_value(values, _sizes(found)),
         "disparity": {"sample": groups.disparity(values), "population": groups.disparity(values, ddof=0)},
+        "levels": _levels(values, told),
         "gap": gap(values),
         "worst": {"group": lowest, "value": value},
         "cells": {"expected": len(told) * len(names), "told": sum(len(groups.known_cells(c)) for c in told.values())},
         "equal_opportunity": _opportunity(values, names, keys, classes),
         "uniform": mean(values),
         "unseen": [groups.unseen(values, rho) for rho in RADII] if len(values) > 1 else [],
+    }
+
+
+def _levels(values: Mapping[str, float], told: Mapping[str, Json]) -> Json:
+    """FedUFO's two disparities, over sites and over groups, and what its Table 5 and its text call their harmonic."""
+    of_sites = {}
+    for site, cells in told.items():
+        known = groups.known_cells(cells)
+        if total := sum(n for n, _ in known.values()):
+            of_sites[site] = sum(n * value for n, value in known.values()) / total
+    pair = groups.disparity(of_sites), groups.disparity(values)
+    both = None not in pair
+    return {
+        "sites": pair[0],
+        "groups": pair[1],
+        "harmonic": groups.harmonic(*pair) if both else None,
+        "harmonic_printed": groups.harmonic_printed(*pair) if both else None,
     }
 
 

@@ -23,5 +23,12 @@ def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator
         yield block, [update[block] for update in flat]
 
 
+def square_of(block: np.ndarray) -> float:
+    """The sum of squares; in float64 where float32 overflows."""
+    with np.errstate(over="ignore"):
+        square = float(np.dot(block, block))
+    return square if np.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
+
+
 def _array(update: Tensor) -> np.ndarray:
     return update.detach().reshape(-1).to(torch.promote_types(update.dtype, torch.float32)).numpy()

@@ -119,7 +119,10 @@ class FedCE(Rule):
         cosines, scores = dict(state.get("cosines", {})), dict(state.get("scores", {}))
         for reply in replies:
             cosines[reply.site] = _appended(cosines.get(reply.site), 1.0 - fresh[reply.site])
-            scores[reply.site] = _appended(scores.get(reply.site), 1.0 - reply.scalars.get("minus_error", 1.0))
+            error = reply.scalars.get("minus_error")
+            if error is not None or reply.site not in scores:
+                # A site's first round counts as a score of 0; after an absence there is nothing to add.
+                scores[reply.site] = _appended(scores.get(reply.site), 0.0 if error is None else 1.0 - error)
         here = [r.site for r in replies]
         floor = FLOOR if self.variant == "flare" else 0.0
         terms = (_floored({s: 1.0 - _mean(history[s]) for s in here}, floor) for history in (cosines, scores))

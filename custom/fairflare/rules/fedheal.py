@@ -25,7 +25,7 @@ import torch
 from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
-from fairflare.rules.blocks import BLOCK, blocks_of
+from fairflare.rules.blocks import BLOCK, blocks_of, square_of
 from fairflare.rules.consistency import Consistency
 
 FEDHEAL = Paper(
@@ -77,7 +77,8 @@ class FedHEAL(Rule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
         """The paper's step; two passes over the updates, since this round's distances change this round's weights.
 
-        The counters in ``state`` are advanced in place: a second history would double the server's memory.
+        The counters in ``state`` are advanced in place: a second history would double the server's memory. The state
+        that was handed in is used up, as ``Rule.aggregate`` allows.
         """
         sites = [r.site for r in replies]
         if self.parts == "fael":
@@ -95,7 +96,7 @@ class FedHEAL(Rule):
         squares = np.zeros((len(keys), len(replies)))
         for k, key in enumerate(keys):
             for _, updates in blocks_of(replies, key):
-                squares[k] += [np.dot(u, u) for u in updates]
+                squares[k] += [square_of(u) for u in updates]
         return self._summed(squares)
 
     def _masked_distances(self, replies: Sequence[Reply], masks: Consistency) -> tuple[list[float], list[float]]:
@@ -111,7 +112,7 @@ class FedHEAL(Rule):
                     masked = scratch[: len(u)]
                     np.copyto(masked, keep)
                     masked *= u
-                    squares[k, m] += np.dot(masked, masked)
+                    squares[k, m] += square_of(masked)
         size = sum(replies[0].update[key].numel() for key in keys)
         return self._summed(squares), (kept / max(size, 1)).tolist()
 
@@ -126,10 +127,10 @@ class FedHEAL(Rule):
         start = example_shares(replies)
         if self.parts == "fphl":
             return start, {}
+        carried, steps = dict(state.get("p", {})), dict(state.get("dp", {}))
         if self.variant == "reference":
             start = uniform(start)
-        carried, steps = dict(state.get("p", {})), dict(state.get("dp", {}))
-        present = {site: carried.get(site, start[site]) for site in start}
+        present = _joined(start, carried)
         mass = 1.0 if self.variant == "reference" else sum(present.values())
         fresh = shares(distances)
         raw = {}
@@ -140,7 +141,7 @@ class FedHEAL(Rule):
         weights = shares(raw)
         if self.variant == "reference":
             return weights, {"p": {**carried, **raw}, "dp": steps}
-        return weights, {"p": {**carried, **{s: mass * w for s, w in weights.items()}}, "dp": steps}
+        return weights, {"p": shares({**carried, **{s: mass * w for s, w in weights.items()}}), "dp": steps}
 
     def _harmonised(
         self, model: StateDict, replies: Sequence[Reply], weights: Weights, masks: Consistency
@@ -165,6 +166,13 @@ class FedHEAL(Rule):
                 flat[block] += np.divide(step, mass, out=step, where=mass > 0)
             result[key] = total.to(model[key].dtype)
         return {key: result[key] for key in model}
+
+
+def _joined(start: Weights, carried: Mapping[str, float]) -> Weights:
+    """p of the sites that are here; a newcomer stands to those that are known as its ``start`` stands to theirs."""
+    known = [site for site in start if site in carried]
+    scale = sum(carried[s] for s in known) / sum(start[s] for s in known) if known else 1.0
+    return {site: carried.get(site, scale * share) for site, share in start.items()}
 
 
 def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:

@@ -184,17 +184,15 @@ class FedUFO(Rule):
         return orders["weight"] + spread
 
     def _next(self, current: Mapping[str, float], losses: Mapping[str, float], radius: float | None) -> dict:
-        """One step on ``losses``; keys without a loss keep their weight and the others share the rest."""
+        """One step on ``losses``; keys without a loss keep their weight, and the others share the rest among them."""
         start = _with_newcomers(current, losses)
         rest = {k: w for k, w in start.items() if k not in losses}
         mass = 1 - sum(rest.values())
-        return {**rest, **{k: mass * w for k, w in self._projected(start, losses, radius).items()}}
-
-    def _projected(self, start: Mapping, losses: Mapping, radius: float | None) -> dict:
-        moved = ascended(start, losses, self.gamma * self.steps)
+        moved = {k: mass * w for k, w in ascended(start, losses, self.gamma * self.steps).items()}
+        everyone = {k: rest.get(k, moved.get(k, 0.0)) for k in start}
         if self.variant == "reference":
-            return in_ball_reference(moved, radius) if radius else moved
-        return in_ball(moved, radius, self.ball)
+            return in_ball_reference(everyone, radius) if radius else everyone
+        return in_ball(everyone, radius, self.ball)
 
     def _next_cells(self, replies: Sequence[Reply], state: State) -> dict[str, dict[str, float]]:
         """lambda over (site, group): one simplex, or in the authors' code one per row after each step."""

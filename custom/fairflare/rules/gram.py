@@ -24,7 +24,11 @@ def gram(replies: Sequence[Reply]) -> np.ndarray:
         for _, updates in blocks_of(replies, key, BLOCK):
             block = np.stack(updates, out=stacked[:, : len(updates[0])] if updates[0].dtype == np.float32 else None)
             # NumPy sees that both factors are one array and computes half of the products.
-            total += block @ block.T
+            with np.errstate(over="ignore", invalid="ignore"):
+                products = block @ block.T
+            if not np.isfinite(products).all():
+                products = block.astype(np.float64) @ block.astype(np.float64).T
+            total += products
     return total
 
 

@@ -40,7 +40,8 @@ class WeightedTrainer(Trainer):
         losses = objective(work.network(batch.inputs), batch.targets, reduction="none")
         if self.weight_sum == "batch":
             own = float(of_groups[:-1].mean()) if len(of_groups) > 1 else 0.0
-            loss = shared * losses.mean() + (own * (s * losses).sum() / s.sum() if own else 0.0)
+            total = s.sum()
+            loss = shared * losses.mean() + (own * (s * losses).sum() / total if total > 0 else 0.0)
         else:
             loss = ((shared + s) * losses).mean()
         loss.backward()
@@ -48,10 +49,22 @@ class WeightedTrainer(Trainer):
         return losses.detach().mean()
 
     def _weights(self, work: LocalWork) -> tuple[float, Tensor]:
-        """s_0 and float32 (M + 1,) s_g; the last one, for examples in no group, is the others' mean at this site."""
+        """s_0 and float32 (M + 1,) s_g; the last one is for examples in no group.
+
+        A group that the server sets no weight for, because its numbers do not leave the site, has the mean of the
+        others at this site: whoever cannot be counted must not count for nothing.
+        """
         shared = work.orders.get("weight", 1.0)
-        named = torch.tensor([work.orders.get(f"weight/{g}", 0.0) for g in work.groups], dtype=torch.float64)
         counts = work.data.group_counts.double()
-        mean = float((named @ counts) / counts.sum()) if counts.sum() else 0.0
+        known = torch.tensor([f"weight/{g}" in work.orders for g in work.groups], dtype=torch.bool)
+        named = torch.tensor([work.orders.get(f"weight/{g}", 0.0) for g in work.groups], dtype=torch.float64)
+        usual = _mean(named[known], counts[known]) if known.any() else 0.0
+        named = torch.where(known, named, usual)
+        mean = _mean(named, counts) if len(named) else 0.0
         whole = shared + mean if work.orders.get("relative") and shared + mean > 0 else 1.0
-        return shared / whole, (torch.cat((named, torch.tensor([mean]).double())) / whole).float()
+        return shared / whole, (torch.cat((named, torch.tensor([usual]).double())) / whole).float()
+
+
+def _mean(values: Tensor, counts: Tensor) -> float:
+    """The mean over examples; over groups where none of them has an example."""
+    return float((values @ counts) / counts.sum()) if counts.sum() else float(values.mean())

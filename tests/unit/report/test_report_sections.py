@@ -48,6 +48,14 @@ def test_spread_and_mixtures_of_the_groups(grouped_inputs):
     assert values == sorted(values, reverse=True)
 
 
+def test_disparities_of_both_levels_and_their_two_harmonics(grouped_inputs):
+    found = summarise(**grouped_inputs)["groups"]
+    levels = found["levels"]
+    assert levels["groups"] == found["disparity"]["sample"] and levels["sites"] > 0
+    by_hand = levels["sites"] * levels["groups"] / (levels["sites"] + levels["groups"])
+    assert (levels["harmonic_printed"], levels["harmonic"]) == pytest.approx((by_hand, 2 * by_hand))
+
+
 def test_equal_opportunity_of_two_classes_is_that_of_the_second(grouped_inputs):
     found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
     assert found["positive"] == "ill"
