@@ -4,9 +4,40 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 from fairflare.errors import UserError
+
+KINDS = ("classification", "segmentation", "tabular")
+
+
+def own_data(
+    task: str | None, datalists: Path | None, kind: str | None, classes: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
+
+    Raises:
+        UserError: neither is given, or the folder holds no lists.
+    """
+    from fairflare.clinic.own import sites_in
+    from fairflare.clinic.tasks import TASKS
+
+    if datalists is None:
+        if task is None:
+            raise UserError("--task: expected a task, or your own data: --datalists DIR --kind K --classes N")
+        if kind or classes:
+            raise UserError("--kind and --classes: go with --datalists DIR")
+        return task, ()
+    chosen = task or kind
+    if chosen is None or chosen.partition(":")[0] not in KINDS:
+        raise UserError(f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}")
+    suffix = TASKS[chosen.partition(":")[0]].suffix
+    names = sites_in(datalists, suffix) if datalists.is_dir() else []
+    if not names:
+        raise UserError(f"--datalists {datalists}: expected a folder with a <SITE>{suffix} per site")
+    pairs = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
+    return chosen, pairs + ((f"labels={classes}",) if classes else ())
 
 
 def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:

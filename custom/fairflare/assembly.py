@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,10 @@ from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.policy import site_min_count
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
 from fairflare.seeds import derive, seed_everything
+from fairflare.site_config import find_site_config, stricter
 
 CONFIG = "config.json"
 SITES = "sites"
@@ -177,24 +178,27 @@ def build_site(
         name: the site.
         device: where it computes; the first GPU when None.
         memory: the file in which it keeps its memory; None keeps it in the process.
-        local: the folder of the site's own policy, see ``privacy.policy``.
+        local: the folder where the site's own configuration may lie, see ``site_config``.
     """
-    known = parts.task.sites()
-    if name not in known:
+    known, own = parts.task.sites(), find_site_config(local)
+    if known and name not in known:
         raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
+    training = part(Training, config.training)
+    if own and own.batch_size:
+        training = dataclasses.replace(training, batch_size=own.batch_size)
     return Site(
         name=name,
-        data=parts.task.site_data(name).grouped(parts.grouping),
+        data=parts.task.local_data(name, own).grouped(parts.grouping),
         network=parts.network,
         trainer=part(registry.get_trainer(config.trainer), config.settings),
         probes=parts.probes,
-        training=part(Training, config.training),
+        training=training,
         scoring=parts.task,
         seed=config.seed,
-        device=device or default_device(),
+        device=device or default_device(own.gpu if own else None),
         objective=parts.task.objective,
         groups=parts.grouping.names,
-        min_count=site_min_count(config.min_count, local),
+        min_count=stricter(own.min_count, config.min_count) if own else config.min_count,
         memory=SiteMemory(memory),
         egress=allowed(parts),
     )
@@ -203,6 +207,11 @@ def build_site(
 def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
     """Task options without the path of a file on the server's machine."""
     return {key: None if key == "pretrained_weights" else value for key, value in options.items()}
+
+
+def without_folders(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Task options without the folder that a researcher's datalists lie in: in a federation each site has its own."""
+    return {key: "" if key == "datalists" else value for key, value in options.items()}
 
 
 def site_names(config: RunConfig) -> list[str]:
@@ -232,9 +241,13 @@ def run_local(
     return final
 
 
-def default_device() -> torch.device:
-    """The first GPU where there is one, else the CPU."""
-    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+def default_device(gpu: int | None = None) -> torch.device:
+    """GPU number ``gpu``, the first one when None, or the CPU where there is none; UserError when there are fewer."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if (gpu or 0) >= torch.cuda.device_count():
+        raise UserError(f"gpu: expected a number below {torch.cuda.device_count()}, got {gpu}")
+    return torch.device(f"cuda:{gpu or 0}")
 
 
 def _chosen(rule: Rule, probes: Sequence[Probe], outline: Outline) -> tuple[Probe, ...]:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fairflare import __version__
-from fairflare.arguments import on_grid, parse_pairs, parse_seeds, split_method
+from fairflare.arguments import KINDS, on_grid, own_data, parse_pairs, parse_seeds, split_method
 from fairflare.errors import FairFlareError
 
 
@@ -21,9 +24,6 @@ def cli() -> None:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-task_option = click.option(
-    "--task", required=True, metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`."
-)
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
 set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
@@ -38,6 +38,29 @@ threads_option = click.option(
 )
 force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
 out_option = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where results go.")
+
+
+def task_option(command: Callable[..., None]) -> Callable[..., None]:
+    """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
+
+    @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
+    @click.option("--datalists", type=click.Path(path_type=Path), metavar="DIR", help="Your own data: a list per site.")
+    @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
+    @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
+    @functools.wraps(command)
+    def with_task(
+        *,
+        task: str | None,
+        datalists: Path | None,
+        kind: str | None,
+        classes: str | None,
+        pairs: tuple[str, ...],
+        **others: Any,
+    ) -> None:
+        chosen, own = own_data(task, datalists, kind, classes)
+        command(task=chosen, pairs=(*own, *pairs), **others)
+
+    return with_task
 
 
 @cli.command("list")

@@ -118,6 +118,8 @@ def make_config(
     settings = _settings(parts, chosen | values)
     built = tasks.load(name, preset, **_among(task_class, values))
     n_sites = len(built.sites())
+    if not n_sites:
+        raise UserError(f"task {name}: name its sites: --datalists DIR, or --set site_names=A,B,C")
     min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
     if min_sites > n_sites:
         raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")

@@ -48,15 +48,16 @@ def _method_row(entry: Method) -> dict[str, Any]:
 
 
 def _task_row(name: str, cls: type) -> dict[str, Any]:
+    built = tasks.load(name)
     return {
         "name": name,
         "title": cls.title,
         "real": cls.real,
         "simulated": cls.simulated,
-        "classes": list(cls.classes),
+        "classes": list(built.classes),
         "headline": cls.headline,
-        "metrics": list(cls.metrics),
-        "attributes": list(cls.attributes),
+        "metrics": list(built.metrics),
+        "attributes": list(built.attributes),
         "presets": [_preset_row(name, preset, cls) for preset in cls.presets],
     }
 

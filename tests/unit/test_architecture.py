@@ -16,6 +16,7 @@ LEAVES = {
     "registry",
     "seeds",
     "similarity",
+    "site_config",
     "__init__",
 }
 ALLOWED = {

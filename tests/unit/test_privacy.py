@@ -2,17 +2,15 @@
 """What may leave a site: group counts with complementary suppression, and the allow-list, which fails closed."""
 
 import itertools
-import json
 import math
 
 import pytest
 import torch
 
 from fairflare.contracts import Scalar
-from fairflare.errors import UserError
 from fairflare.privacy.counts import released
 from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.privacy.policy import site_min_count
+from fairflare.site_config import stricter
 
 
 def test_counts_at_the_minimum_leave_and_below_do_not():
@@ -142,30 +140,7 @@ def test_broken_weights_are_refused(value):
 
 
 @pytest.mark.parametrize(
-    "own, job, expected",
-    [(20, 10, 20), (5, 10, 10), (None, 10, None), (20, None, None), (0, 0, 0), ("absent", 7, 7)],
+    "own, job, expected", [(20, 10, 20), (5, 10, 10), (None, 10, None), (20, None, None), (0, 0, 0)]
 )
-def test_a_site_is_never_laxer_than_it_decided(own, job, expected, tmp_path):
-    content = {} if own == "absent" else {"min_count": own}
-    (tmp_path / "fairflare_site.json").write_text(json.dumps(content))
-    assert site_min_count(job, tmp_path) == expected
-
-
-def test_the_variable_names_the_file(tmp_path, monkeypatch):
-    (tmp_path / "mine.json").write_text('{"min_count": 30}')
-    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(tmp_path / "mine.json"))
-    assert site_min_count(10) == 30
-    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(tmp_path / "gone.json"))
-    with pytest.raises(UserError, match="FAIRFLARE_SITE_CONFIG: expected a JSON file"):
-        site_min_count(10)
-
-
-@pytest.mark.parametrize("bad", [-1, "ten", 2.5, True])
-def test_a_bad_minimum_is_an_error(bad, tmp_path):
-    (tmp_path / "fairflare_site.json").write_text(json.dumps({"min_count": bad}))
-    with pytest.raises(UserError, match="min_count"):
-        site_min_count(10, tmp_path)
-
-
-def test_a_site_without_a_file_takes_the_jobs(tmp_path):
-    assert site_min_count(10, tmp_path) == 10 and site_min_count(None) is None
+def test_neither_site_nor_job_can_be_laxer_than_the_other(own, job, expected):
+    assert stricter(own, job) == expected

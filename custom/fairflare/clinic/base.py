@@ -15,6 +15,7 @@ from fairflare.clinic.grouping import Grouping, make_grouping
 from fairflare.clinic.tensors import TensorData
 from fairflare.contracts import Batch, Offer, Training
 from fairflare.objectives import Objective, local_objective
+from fairflare.site_config import SiteConfig
 
 DATA_FOLDER = "FAIRFLARE_DATA"
 """Environment variable that names the folder where tasks find data that do not come with the package."""
@@ -95,6 +96,10 @@ class Task(ABC):
     @abstractmethod
     def site_data(self, site: str) -> TensorData:
         """The data of one site, built without building any other site's."""
+
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        """The data of ``site`` where it runs, given its own configuration; embedded tasks have no use for one."""
+        return self.site_data(site)
 
     def check_data(self) -> None:  # noqa: B027  (most tasks bring their data along)
         """Raise UserError when files that the task reads are not there; called before a run starts anything."""

@@ -14,7 +14,7 @@ from nvflare.recipe.spec import Recipe
 
 import fairflare
 from fairflare import registry
-from fairflare.assembly import site_names, without_weights
+from fairflare.assembly import site_names, without_folders, without_weights
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
 from fairflare.flare.controller import FairController
@@ -82,12 +82,14 @@ def stage_package(folder: Path) -> Path:
 def _make_job(config: RunConfig, name: str, simulation: bool, task_timeout: int) -> FedJob:
     job = FedJob(name=name, min_clients=config.min_sites)
     content = config.to_json()
+    if not simulation:
+        content["options"] = without_folders(config.options)
     env, period = ("sim", SHORT) if simulation else ("flare", 0.5)
     controller = FairController(content, task_timeout=task_timeout, task_check_period=period, env=env)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.
     controller._always_serialize_args = ["task_timeout", "task_check_period", "env"]
     job.to_server(controller)
-    for_sites = {**content, "options": without_weights(config.options)}
+    for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=TASKS)
     job.to_clients(EgressFilter(for_sites), tasks=["*"], filter_type=FilterType.TASK_RESULT)
     if simulation:

@@ -53,9 +53,10 @@ def write_report(folder: Path) -> dict[str, Any]:
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     """The configuration with file names in place of paths: reports are passed on."""
     options = described.get("options") or {}
-    if options.get("pretrained_weights"):
-        described["options"] = {**options, "pretrained_weights": Path(options["pretrained_weights"]).name}
-    return described
+    for key in ("pretrained_weights", "datalists"):
+        if options.get(key):
+            options = {**options, key: Path(options[key]).name}
+    return {**described, "options": options}
 
 
 def _scored(entries: list[dict[str, Any]]) -> dict[str, Any]:

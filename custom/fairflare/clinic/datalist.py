@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's list of examples, in the form that MONAI and the Medical Segmentation Decathlon use.
+
+    {"training":   [{"image": "a.png", "label": 1, "patient_id": "p7", "sex": "female"}, ...],
+     "validation": [...],
+     "testing":    [...]}
+
+"label" is a class number (classification) or the path of a mask (segmentation). Paths are relative to the data root and
+must stay inside it. Further keys are attributes. For tables there is one file: see ``tabular``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.errors import UserError
+
+SPLITS = {"training": "train", "validation": "val", "testing": "test"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One example: the image's path, its class or its mask's path, and its attributes as text."""
+
+    image: Path
+    label: int | Path
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+def read_datalist(path: Path, root: Path, *, masks: bool, n_classes: int) -> dict[str, list[Item]]:
+    """Split ("train", "val", "test") -> items in the list's order.
+
+    Args:
+        path: the JSON file.
+        root: the data root.
+        masks: whether labels are paths of masks.
+        n_classes: class labels are whole numbers below this; ignored for masks.
+
+    Raises:
+        UserError: names the file, the split, the entry's number (from 0), what was expected and what came.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"datalist {path.name}: expected a file, found none in {path.parent}") from None
+    except ValueError as error:
+        raise UserError(f"datalist {path.name}: expected JSON ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("training"), list):
+        raise UserError(f'datalist {path.name}: expected {{"training": [...], "validation": [...], "testing": [...]}}')
+    found: dict[str, list[Item]] = {}
+    for key, split in SPLITS.items():
+        entries = content.get(key, [])
+        if not isinstance(entries, list):
+            raise UserError(f"datalist {path.name}: {key}: expected a list, got {type(entries).__name__}")
+        found[split] = [
+            _item(f"datalist {path.name}: {key}[{i}]", entry, root, masks, n_classes) for i, entry in enumerate(entries)
+        ]
+    if len(found["train"]) < 2:
+        raise UserError(f"datalist {path.name}: training: expected at least 2 entries, got {len(found['train'])}")
+    return found
+
+
+def _item(where: str, entry: Any, root: Path, masks: bool, n_classes: int) -> Item:
+    if not isinstance(entry, dict):
+        raise UserError(f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
+    for key in ("image", "label"):
+        if key not in entry:
+            raise UserError(f"{where}: expected the key {key!r}, got {', '.join(map(str, entry)) or 'none'}")
+    label: int | Path = inside(root, entry["label"], f"{where}: label") if masks else entry["label"]
+    if not masks and (type(label) is not int or not 0 <= label < n_classes):
+        raise UserError(f"{where}: label: expected a whole number from 0 to {n_classes - 1}, got {label!r}")
+    attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label")}
+    return Item(inside(root, entry["image"], f"{where}: image"), label, attributes)
+
+
+def inside(root: Path, text: Any, where: str) -> Path:
+    """The file ``text`` below ``root``; UserError when it is missing or leads out of it."""
+    if not isinstance(text, str) or not text:
+        raise UserError(f"{where}: expected a path, got {text!r}")
+    path = (root / text).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise UserError(f"{where}: expected a path inside the data root, got {text!r}")
+    if not path.is_file():
+        raise UserError(f"{where}: no such file: {text}")
+    return path
+
+
+def attribute_columns(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[str]]:
+    """Attribute -> its value for every item, "" where the list does not give one."""
+    return {name: [item.attributes.get(name, "") for item in items] for name in names}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification of a user's own images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, scores
+from fairflare.clinic.base import Preset
+from fairflare.clinic.checks import expect, expect_choices
+from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
+from fairflare.clinic.own import OwnData
+from fairflare.clinic.pictures import read_image
+from fairflare.clinic.tensors import Split, TensorData
+from fairflare.contracts import Training
+
+MEAN, STD = 0.5, 0.25
+
+
+@dataclass(frozen=True)
+class Classification(OwnData):
+    """2D images with one class each, from datalists as ``clinic.datalist`` describes them.
+
+    Args:
+        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
+        site_names: the sites; filled from the folder.
+        labels: number of classes, or their names.
+        attribute_values: sensitive attributes and their values.
+        size: edge in pixels that images are resampled to, 32..1024.
+        channels: 1 (grey) or 3.
+        model: "small-cnn" (GroupNorm), "small-cnn-bn" (BatchNorm) or "resnet18" (BatchNorm).
+        augment: random rotation, shift and flip of training images.
+        pretrained_weights: path of a state dict for resnet18, on the server's machine.
+    """
+
+    name = "classification"
+    title = "Classification of your own images"
+    headline = "balanced_accuracy"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    presets = {
+        "small": Preset(
+            "64 pixels and a small network; minutes on a laptop",
+            {},
+            Training(rounds=20, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4),
+        ),
+        "paper": Preset(
+            "224 pixels, ResNet-18, Adam at 3e-4, as FedISM+ trains; for a GPU",
+            {"size": 224, "model": "resnet18", "augment": True},
+            Training(rounds=300, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4),
+        ),
+    }
+
+    datalists: str = ""
+    site_names: str = ""
+    labels: str = "2"
+    attribute_values: str = ""
+    size: int = 64
+    channels: int = 3
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    augment: bool = False
+    pretrained_weights: str | None = None
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        self._check_own(fewest=2)
+        expect("size", 32 <= self.size <= 1024, "32..1024", self.size)
+        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        if self.pretrained_weights is not None:
+            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
+
+    def network(self) -> nn.Module:
+        """Images (N, channels, size, size) -> logits (N, classes)."""
+        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
+        return networks.build(self.model, self.channels, len(self.classes), **options)
+
+    def read(self, datalist: Path, root: Path) -> TensorData:
+        """All images of the list, in memory."""
+        found = read_datalist(datalist, root, masks=False, n_classes=len(self.classes))
+        splits = {split: self._split(items) for split, items in found.items()}
+        mean, std = [MEAN] * self.channels, [STD] * self.channels
+        return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``scores.classification``."""
+        return scores.classification(outputs, targets)
+
+    def _split(self, items: list[Item]) -> Split:
+        shape = (0, self.channels, self.size, self.size)
+        images = [read_image(item.image, self.channels, self.size) for item in items]
+        inputs = torch.stack(images) if images else torch.empty(shape, dtype=torch.uint8)
+        labels = torch.tensor([item.label for item in items], dtype=torch.int64)
+        return Split(inputs, labels, attribute_columns(items, list(self.attributes)))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segmentation of a user's own images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.clinic import dice, networks
+from fairflare.clinic.base import Preset
+from fairflare.clinic.checks import expect, expect_choices
+from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
+from fairflare.clinic.own import OwnData
+from fairflare.clinic.pictures import read_image, read_mask
+from fairflare.clinic.tensors import Split, TensorData
+from fairflare.contracts import Training
+from fairflare.errors import UserError
+from fairflare.objectives import Objective
+
+MEAN, STD = 0.5, 0.25
+BACKGROUND = "background"
+
+
+@dataclass(frozen=True)
+class Segmentation(OwnData):
+    """2D images with masks, from datalists as ``clinic.datalist`` describes them; structures may overlap.
+
+    Args:
+        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
+        site_names: the sites; filled from the folder.
+        labels: the structures: their number, or their names.
+        mask_values: structure -> pixel values in the mask files, "disc=128|0; cup=0; background=255"; the background is
+            0 unless given. Empty: 1 for the first structure, 2 for the second ..., and 1 or 255 for a single one.
+        attribute_values: sensitive attributes and their values.
+        size: edge in pixels that images and masks are resampled to, a multiple of 16 in 32..1024.
+        channels: 1 (grey) or 3.
+        model: "small-unet" or "unet", the papers'.
+        norm: "instance", "group" or "batch" (the papers').
+        augment: random rotation, shift and flip of training images, masks with them.
+    """
+
+    name = "segmentation"
+    title = "Segmentation of your own images"
+    headline = "dice"
+    class_labels = False
+    presets = {
+        "small": Preset(
+            "64 pixels and a small U-Net; minutes on a laptop",
+            {},
+            Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99),
+            settings={"logit_tau": 0.0},
+        ),
+        "paper": Preset(
+            "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
+            {"size": 384, "model": "unet", "norm": "batch"},
+            Training(
+                rounds=200,
+                batch_size=8,
+                optimizer="adam",
+                lr=1e-3,
+                weight_decay=1e-4,
+                adam_beta2=0.99,
+                keep_optimizer=True,
+            ),
+            settings={"logit_tau": 0.0},
+        ),
+    }
+
+    datalists: str = ""
+    site_names: str = ""
+    labels: str = "1"
+    mask_values: str = ""
+    attribute_values: str = ""
+    size: int = 64
+    channels: int = 1
+    model: Literal["small-unet", "unet"] = "small-unet"
+    norm: Literal["instance", "group", "batch"] = "instance"
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        self._check_own(fewest=1)
+        expect("size", 32 <= self.size <= 1024 and self.size % 16 == 0, "a multiple of 16 in 32..1024", self.size)
+        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        self.values()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The mean Dice and each structure's."""
+        return ("dice", *(f"dice_{name}" for name in self.classes))
+
+    def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+        """Structure -> pixel values, and the background's, from ``mask_values``; UserError when a structure has none."""
+        if not self.mask_values:
+            several = {name: (k,) for k, name in enumerate(self.classes, start=1)}
+            return several if len(several) > 1 else {self.classes[0]: (1, 255)}, (0,)
+        found = {}
+        for part in filter(None, (p.strip() for p in self.mask_values.split(";"))):
+            name, _, values = part.partition("=")
+            try:
+                found[name.strip()] = tuple(int(v) for v in values.split("|"))
+            except ValueError:
+                raise UserError(f"mask_values: expected NAME=NUMBER|NUMBER; ..., got {part!r}") from None
+        background = found.pop(BACKGROUND, (0,))
+        expect("mask_values", set(found) == set(self.classes), f"values of {', '.join(self.classes)}", self.mask_values)
+        return {name: found[name] for name in self.classes}, background
+
+    def network(self) -> nn.Module:
+        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
+        return networks.build(self.model, self.channels, len(self.classes), norm=self.norm)
+
+    def read(self, datalist: Path, root: Path) -> TensorData:
+        """All images and masks of the list, in memory."""
+        found = read_datalist(datalist, root, masks=True, n_classes=0)
+        splits = {split: self._split(items) for split, items in found.items()}
+        mean, std = [MEAN] * self.channels, [STD] * self.channels
+        return TensorData(**splits, n_classes=0, mean=mean, std=std, augment=self.augment)
+
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
+        """``dice.dice_loss``."""
+        return dice.dice_loss
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``dice.condensed``."""
+        return dice.condensed(outputs, targets)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``dice.summary``."""
+        return dice.summary(outputs, targets, self.classes)
+
+    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """float64 (N,): each example's Dice, averaged over the structures."""
+        return dice.hard_dice(outputs, targets).mean(1) if len(targets) else torch.empty(0, dtype=torch.float64)
+
+    def _split(self, items: list[Item]) -> Split:
+        images = [read_image(item.image, self.channels, self.size) for item in items]
+        values, background = self.values()
+        masks = [read_mask(Path(item.label), values, self.size, background) for item in items]
+        empty = torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+        none = torch.empty(0, len(self.classes), self.size, self.size, dtype=torch.uint8)
+        inputs, targets = torch.stack(images) if images else empty, torch.stack(masks) if masks else none
+        return Split(inputs, targets, attribute_columns(items, list(self.attributes)))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One small file per hospital, where its data are and what it allows; it stays there and is never part of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from fairflare.errors import UserError
+
+VARIABLE = "FAIRFLARE_SITE_CONFIG"
+FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteConfig:
+    """What a site decides for itself.
+
+    Attributes:
+        data_root: folder that holds the site's data; a relative one starts at the configuration's own folder. No path
+            of the datalist may lead out of it.
+        datalist: the site's datalist, absolute or relative to ``data_root``.
+        gpu: number of the GPU to use; None takes the first one, where there is one.
+        batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
+        min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+    """
+
+    data_root: str = ""
+    datalist: str = ""
+    gpu: int | None = None
+    batch_size: int | None = None
+    min_count: int | None = 10
+
+
+def find_site_config(local: Path | None = None) -> SiteConfig | None:
+    """The configuration that ``FAIRFLARE_SITE_CONFIG`` names, or ``fairflare_site.yaml`` in ``local``; None: neither.
+
+    Raises:
+        UserError: see ``read_site_config``.
+    """
+    if named := os.environ.get(VARIABLE):
+        return read_site_config(Path(named))
+    found = [local / name for name in FILES if local and (local / name).is_file()]
+    return read_site_config(found[0]) if found else None
+
+
+def read_site_config(path: Path) -> SiteConfig:
+    """Read a YAML or JSON file.
+
+    Raises:
+        UserError: no such file, not a mapping, an unknown key (lists the known ones) or a value of another kind.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        what = type(error).__name__
+        raise UserError(f"site configuration {path.name}: expected a YAML or JSON file ({what})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"site configuration {path.name}: expected keys and values, got {type(content).__name__}")
+    known = [field.name for field in dataclasses.fields(SiteConfig)]
+    for key in content:
+        if key not in known:
+            raise UserError(f"site configuration {path.name}: unknown key {key!r}; known: {', '.join(known)}")
+    for key, least in (("gpu", 0), ("batch_size", 2), ("min_count", 0)):
+        _expect_number(path.name, key, content.get(key), least)
+    for key in ("data_root", "datalist"):
+        if not isinstance(content.get(key, ""), str):
+            raise UserError(f"site configuration {path.name}: {key}: expected a path, got {content[key]!r}")
+    root = content.get("data_root")
+    return SiteConfig(**{**content, "data_root": str((path.parent / root).resolve()) if root else ""})
+
+
+def stricter(own: int | None, job: int | None) -> int | None:
+    """The larger of two minimum counts; None, which lets nothing leave, is the largest."""
+    return None if own is None or job is None else max(own, job)
+
+
+def _expect_number(file: str, key: str, value: Any, least: int) -> None:
+    if value is not None and (type(value) is not int or value < least):
+        raise UserError(f"site configuration {file}: {key}: expected a whole number of at least {least}, got {value!r}")
