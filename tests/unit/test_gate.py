@@ -248,3 +248,21 @@ def test_groups_of_an_evaluation_are_parts_of_their_split():
     )
     assert [(r.site, r.code) for r in refused] == [("site-1", "count_mismatch")]
     assert set(splits["site-2"]["groups"]["test"]) == {"a", "b"}
+
+
+class OnDisk:
+    """What FLARE's disk offload hands over in place of a tensor."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def materialize(self):
+        return self.value
+
+
+def test_tensors_that_flare_kept_on_disk_are_read_and_checked():
+    whole = {"weight": OnDisk(torch.ones(2, 3)), "bias": OnDisk(torch.ones(2))}
+    broken = {**whole, "bias": OnDisk(torch.full((2,), math.nan))}
+    verdict = GATE.inspect([answer(update=whole), answer("site-2", update=broken)], MODEL, 2, {})
+    assert torch.equal(verdict.replies[0].update["bias"], torch.ones(2))
+    assert [(r.site, r.code) for r in verdict.rejections] == [("site-2", "nonfinite")]

@@ -94,7 +94,7 @@ class Segmentation(OwnData):
         return ("dice", *(f"dice_{name}" for name in self.classes))
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-        """Structure -> pixel values, and the background's, from ``mask_values``; UserError when a structure has none."""
+        """Structure -> pixel values, and the background's, from ``mask_values``; UserError where one has none."""
         if not self.mask_values:
             several = {name: (k,) for k, name in enumerate(self.classes, start=1)}
             return several if len(several) > 1 else {self.classes[0]: (1, 255)}, (0,)
