@@ -3,64 +3,33 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fairflare import __version__
-from fairflare.arguments import KINDS, on_grid, own_data, parse_pairs, parse_seeds, split_method
-from fairflare.errors import FairFlareError
+from fairflare.arguments import KINDS, on_grid, parse_pairs, parse_seeds, split_method
+from fairflare.errors import FairFlareError, RunFailed
+from fairflare.options import (
+    as_json,
+    env_option,
+    force_option,
+    out_option,
+    rounds_option,
+    set_option,
+    sites_option,
+    task_option,
+    threads_option,
+    weights_option,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="fairflare")
 def cli() -> None:
     """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
-sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
-set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
-weights_option = click.option(
-    "--pretrained-weights", metavar="PATH", help="A state dict to start from, e.g. ImageNet's for a ResNet-18."
-)
-env_option = click.option(
-    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
-)
-threads_option = click.option(
-    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
-)
-force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
-out_option = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where results go.")
-
-
-def task_option(command: Callable[..., None]) -> Callable[..., None]:
-    """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
-
-    @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
-    @click.option("--datalists", type=click.Path(path_type=Path), metavar="DIR", help="Your own data: a list per site.")
-    @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
-    @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
-    @functools.wraps(command)
-    def with_task(
-        *,
-        task: str | None,
-        datalists: Path | None,
-        kind: str | None,
-        classes: str | None,
-        pairs: tuple[str, ...],
-        **others: Any,
-    ) -> None:
-        chosen, own = own_data(task, datalists, kind, classes)
-        command(task=chosen, pairs=(*own, *pairs), **others)
-
-    return with_task
 
 
 @cli.command("list")
@@ -250,6 +219,26 @@ def export(
     config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
     export_job(config, out, name=name, simulation=simulation, force=force)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
+
+
+@cli.command()
+@click.argument("site_config", type=click.Path(path_type=Path))
+@click.option("--kind", type=click.Choice(KINDS), required=True, help="What the data are.")
+@click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@set_option
+@as_json
+def preflight(site_config: Path, kind: str, classes: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Look for what is wrong with a site's data; exit code 1 when a run would be refused.
+
+    Run it at the hospital: its lines may name files. With --json it prints what may leave the site.
+    """
+    from fairflare import console
+    from fairflare.preflight import check_site
+
+    findings = check_site(site_config, kind, classes, parse_pairs(pairs))
+    console.dump([f.public for f in findings]) if as_json else console.findings(findings)
+    if any(f.level == "error" for f in findings):
+        raise RunFailed("preflight: the data have errors, no run can start")
 
 
 @cli.command()

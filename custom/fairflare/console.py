@@ -192,6 +192,14 @@ def comparison(found: Mapping[str, Any], folder: Path) -> None:
     say(f"comparison: {folder / 'compare.html'}")
 
 
+def findings(found: Sequence[Any]) -> None:
+    """The lines of ``fairflare preflight``."""
+    for one in found:
+        say(f"{one.level}: {one.split + ': ' if one.split else ''}{one.text} [{one.code}, {one.count}]")
+    if not found:
+        say("nothing found: the data can be used")
+
+
 def contribution(found: Mapping[str, Any], folder: Path) -> None:
     """The table of ``fairflare contribution``: what each site's absence costs, and what the method thought of it."""
     shown = Table(title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}")

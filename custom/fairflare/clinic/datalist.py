@@ -43,6 +43,16 @@ def read_datalist(path: Path, root: Path, *, masks: bool, n_classes: int) -> dic
     Raises:
         UserError: names the file, the split, the entry's number (from 0), what was expected and what came.
     """
+    found = {}
+    for key, entries in read_lists(path).items():
+        found[SPLITS[key]], errors = checked_items(path.name, key, entries, root, masks=masks, n_classes=n_classes)
+        if errors:
+            raise UserError(errors[0])
+    return found
+
+
+def read_lists(path: Path) -> dict[str, list[Any]]:
+    """ "training", "validation" and "testing" -> the entries, unchecked; UserError when the file is no datalist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -51,17 +61,25 @@ def read_datalist(path: Path, root: Path, *, masks: bool, n_classes: int) -> dic
         raise UserError(f"datalist {path.name}: expected JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
         raise UserError(f'datalist {path.name}: expected {{"training": [...], "validation": [...], "testing": [...]}}')
-    found: dict[str, list[Item]] = {}
-    for key, split in SPLITS.items():
-        entries = content.get(key, [])
-        if not isinstance(entries, list):
-            raise UserError(f"datalist {path.name}: {key}: expected a list, got {type(entries).__name__}")
-        found[split] = [
-            _item(f"datalist {path.name}: {key}[{i}]", entry, root, masks, n_classes) for i, entry in enumerate(entries)
-        ]
-    if len(found["train"]) < 2:
-        raise UserError(f"datalist {path.name}: training: expected at least 2 entries, got {len(found['train'])}")
-    return found
+    for key in SPLITS:
+        if not isinstance(content.get(key, []), list):
+            raise UserError(f"datalist {path.name}: {key}: expected a list, got {type(content[key]).__name__}")
+    if len(content["training"]) < 2:
+        raise UserError(f"datalist {path.name}: training: expected at least 2 entries, got {len(content['training'])}")
+    return {key: content.get(key, []) for key in SPLITS}
+
+
+def checked_items(
+    file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, n_classes: int
+) -> tuple[list[Item], list[str]]:
+    """The good entries of one list, and one line for every other."""
+    items, errors = [], []
+    for i, entry in enumerate(entries):
+        try:
+            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, n_classes))
+        except UserError as error:
+            errors.append(str(error))
+    return items, errors
 
 
 def _item(where: str, entry: Any, root: Path, masks: bool, n_classes: int) -> Item:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.arguments import KINDS, own_data
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
+sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
+set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+weights_option = click.option(
+    "--pretrained-weights", metavar="PATH", help="A state dict to start from, e.g. ImageNet's for a ResNet-18."
+)
+env_option = click.option(
+    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
+)
+threads_option = click.option(
+    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
+)
+force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
+out_option = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where results go.")
+
+
+def task_option(command: Callable[..., None]) -> Callable[..., None]:
+    """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
+
+    @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
+    @click.option("--datalists", type=click.Path(path_type=Path), metavar="DIR", help="Your own data: a list per site.")
+    @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
+    @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
+    @functools.wraps(command)
+    def with_task(
+        *,
+        task: str | None,
+        datalists: Path | None,
+        kind: str | None,
+        classes: str | None,
+        pairs: tuple[str, ...],
+        **others: Any,
+    ) -> None:
+        chosen, own = own_data(task, datalists, kind, classes)
+        command(task=chosen, pairs=(*own, *pairs), **others)
+
+    return with_task
