@@ -26,9 +26,11 @@ def test_a_task_describes_itself(name, preset):
     cls = type(task)
     assert isinstance(task, Task) and cls.name == name
     assert all(isinstance(text, str) and text for text in (cls.title, cls.real, cls.simulated))
-    assert cls.headline in cls.metrics and len(cls.classes) >= 2
+    assert task.headline in task.metrics and len(task.classes) >= 1
     assert isinstance(cls.presets[preset].training, Training) and cls.presets[preset].summary
-    assert list(task.sites()) == [f"site-{k}" for k in range(1, task.n_sites + 1)]
+    # Tasks on a user's own data have the sites that the user names.
+    embedded = hasattr(task, "n_sites")
+    assert list(task.sites()) == ([f"site-{k}" for k in range(1, task.n_sites + 1)] if embedded else [])
 
 
 @pytest.mark.parametrize("name, preset", ALL)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairflare.clinic import mr
 from fairflare.clinic.base import Preset
-from fairflare.clinic.segmentation import DeviceShift
+from fairflare.clinic.device_shift import DeviceShift
 from fairflare.contracts import Training
 from fairflare.seeds import derive
 

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import dice, networks
+from fairflare.clinic import networks
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
+from fairflare.clinic.masks import Masks
 from fairflare.clinic.own import OwnData
 from fairflare.clinic.pictures import read_image, read_mask
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.contracts import Training
 from fairflare.errors import UserError
-from fairflare.objectives import Objective
 
 MEAN, STD = 0.5, 0.25
 BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
-class Segmentation(OwnData):
+class Segmentation(Masks, OwnData):
     """2D images with masks, from datalists as ``clinic.datalist`` describes them; structures may overlap.
 
     Args:
@@ -45,8 +45,6 @@ class Segmentation(OwnData):
 
     name = "segmentation"
     title = "Segmentation of your own images"
-    headline = "dice"
-    class_labels = False
     presets = {
         "small": Preset(
             "64 pixels and a small U-Net; minutes on a laptop",
@@ -119,22 +117,6 @@ class Segmentation(OwnData):
         splits = {split: self._split(items) for split, items in found.items()}
         mean, std = [MEAN] * self.channels, [STD] * self.channels
         return TensorData(**splits, n_classes=0, mean=mean, std=std, augment=self.augment)
-
-    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """``dice.dice_loss``."""
-        return dice.dice_loss
-
-    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``dice.condensed``."""
-        return dice.condensed(outputs, targets)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``dice.summary``."""
-        return dice.summary(outputs, targets, self.classes)
-
-    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """float64 (N,): each example's Dice, averaged over the structures."""
-        return dice.hard_dice(outputs, targets).mean(1) if len(targets) else torch.empty(0, dtype=torch.float64)
 
     def _split(self, items: list[Item]) -> Split:
         images = [read_image(item.image, self.channels, self.size) for item in items]
