@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,7 @@ from fairflare.arguments import KINDS, on_grid, parse_pairs, parse_seeds, split_
 from fairflare.errors import FairFlareError, RunFailed
 from fairflare.options import (
     as_json,
+    config_options,
     env_option,
     force_option,
     out_option,
@@ -24,6 +26,9 @@ from fairflare.options import (
     threads_option,
     weights_option,
 )
+
+if TYPE_CHECKING:
+    from fairflare.config import RunConfig
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -55,26 +60,14 @@ def list_tasks(as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("method")
-@task_option
-@rounds_option
-@sites_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
-@set_option
-@weights_option
+@config_options
 @env_option
 @threads_option
 @out_option
 @force_option
 @as_json
 def run(
-    method: str,
-    task: str,
-    rounds: int | None,
-    sites: int | None,
-    seed: int,
-    pairs: tuple[str, ...],
-    pretrained_weights: str | None,
+    config: RunConfig,
     env: str,
     sim_threads: int | None,
     out: Path | None,
@@ -83,11 +76,8 @@ def run(
 ) -> None:
     """Run one federation of METHOD and write its report."""
     from fairflare import console
-    from fairflare.config import make_config
     from fairflare.runs import default_folder, execute
 
-    values = parse_pairs(pairs, pretrained_weights)
-    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
     folder = out or default_folder(config)
     summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
@@ -140,31 +130,19 @@ def compare(
         name, own = split_method(label)
         for seed in parse_seeds(seeds):
             config = make_config(name, task, rounds=rounds, sites=sites, seed=seed, values=shared | own)
-            configs.append((f"{label.replace(':', '-').replace(',', '-')}-seed{seed}", config))
+            configs.append((f"{label.replace(':', '-').replace(',', '-')}-seed{config.seed}", config))
     folder = out or Path("runs") / f"compare-{task.replace(':', '-')}"
     comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump(comparison) if as_json else console.comparison(comparison, folder)
 
 
 @cli.command()
-@click.argument("method")
-@task_option
-@rounds_option
-@sites_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
-@set_option
-@weights_option
+@config_options
 @out_option
 @force_option
 @as_json
 def contribution(
-    method: str,
-    task: str,
-    rounds: int | None,
-    sites: int | None,
-    seed: int,
-    pairs: tuple[str, ...],
-    pretrained_weights: str | None,
+    config: RunConfig,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -175,36 +153,21 @@ def contribution(
     """
     from fairflare import console
     from fairflare.assembly import site_names
-    from fairflare.config import make_config
     from fairflare.contribution import measure_contribution
 
-    values = parse_pairs(pairs, pretrained_weights)
-    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
-    folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{seed}"
+    folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{config.seed}"
     found = measure_contribution(config, site_names(config), folder, force=force)
     console.dump(found) if as_json else console.contribution(found, folder)
 
 
 @cli.command()
-@click.argument("method")
-@task_option
-@rounds_option
-@sites_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
-@set_option
-@weights_option
+@config_options
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @force_option
 def export(
-    method: str,
-    task: str,
-    rounds: int | None,
-    sites: int | None,
-    seed: int,
-    pairs: tuple[str, ...],
-    pretrained_weights: str | None,
+    config: RunConfig,
     out: Path,
     name: str | None,
     simulation: bool,
@@ -212,11 +175,8 @@ def export(
 ) -> None:
     """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
     from fairflare import console
-    from fairflare.config import make_config
     from fairflare.runs import export_job
 
-    values = parse_pairs(pairs, pretrained_weights)
-    config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
     export_job(config, out, name=name, simulation=simulation, force=force)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fairflare import __version__, registry
 from fairflare.clinic import tasks
+from fairflare.clinic.base import Task
 from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
 
@@ -117,17 +118,8 @@ def make_config(
         chosen |= entry.reference
     settings = _settings(parts, chosen | values)
     built = tasks.load(name, preset, **_among(task_class, values))
-    n_sites = len(built.sites())
-    if not n_sites:
-        raise UserError(f"task {name}: name its sites: --datalists DIR, or --set site_names=A,B,C")
-    min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
-    if min_sites > n_sites:
-        raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")
-    group_by = str(values.get("group_by", "label" if built.class_labels else "none"))
-    offer = built.offer(built.grouping(group_by))
-    leave_out = str(values.get("leave_out", ""))
-    if leave_out and leave_out not in built.sites():
-        raise UserError(f"leave_out: expected a site of task {name}, got {leave_out!r}")
+    choices = _run_choices(name, built, values)
+    offer = built.offer(built.grouping(choices["group_by"]))
     base = dataclasses.asdict(task_class.presets[preset].training)
     training = _filled(Training, base | _among(Training, chosen) | _among(Training, values))
     _refuse_what_is_missing(method, [part(cls, settings) for cls in parts], training, offer)
@@ -140,14 +132,29 @@ def make_config(
         options=dataclasses.asdict(built),
         training=training,
         seed=_whole("seed", seed, 0),
-        min_sites=min_sites,
-        threads=_whole("threads", values.get("threads", 1), 1),
-        group_by=group_by,
-        min_count=None
-        if str(values.get("min_count")) == "none"
-        else _whole("min_count", values.get("min_count", 10), 0),
-        leave_out=leave_out,
+        **choices,
     )
+
+
+def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What RUN_KEYS say, beside the trainer, of a run on the task ``built``."""
+    n_sites = len(built.sites())
+    if not n_sites:
+        raise UserError(f"task {name}: name its sites: --datalists DIR, or --set site_names=A,B,C")
+    min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
+    if min_sites > n_sites:
+        raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")
+    leave_out = str(values.get("leave_out", ""))
+    if leave_out and leave_out not in built.sites():
+        raise UserError(f"leave_out: expected a site of task {name}, got {leave_out!r}")
+    min_count = values.get("min_count", 10)
+    return {
+        "min_sites": min_sites,
+        "threads": _whole("threads", values.get("threads", 1), 1),
+        "group_by": str(values.get("group_by", built.default_grouping)),
+        "min_count": None if str(min_count) == "none" else _whole("min_count", min_count, 0),
+        "leave_out": leave_out,
+    }
 
 
 def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:

@@ -113,6 +113,10 @@ class Offer:
     class_labels: bool
 
 
+GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
+"""Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Forward and backward passes over a site's training data (a trainer's per epoch, a probe's per round)."""

@@ -9,6 +9,10 @@ from typing import Literal
 from torch import Tensor
 
 Group = Literal["leaf", "conv_bn", "block"]
+SIMILARITY = "similarity"
+"""Family of the scalars "similarity/LAYER" that Fed-LWR's probe reports and its rule reads."""
+LAST_ENCODER = "last_encoder"
+"""In place of a layer's name where one similarity stands for the whole model."""
 
 
 def layers_of(model: Mapping[str, Tensor], group: Group = "leaf") -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fairflare.arguments import KINDS, own_data
+from fairflare.arguments import KINDS, own_data, parse_pairs
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
@@ -50,3 +50,33 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         command(task=chosen, pairs=(*own, *pairs), **others)
 
     return with_task
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """METHOD and everything that makes one run of it; the command gets them as ``config``."""
+
+    @click.argument("method")
+    @task_option
+    @rounds_option
+    @sites_option
+    @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the initial model and all local work.")
+    @set_option
+    @weights_option
+    @functools.wraps(command)
+    def with_config(
+        *,
+        method: str,
+        task: str,
+        rounds: int | None,
+        sites: int | None,
+        seed: int,
+        pairs: tuple[str, ...],
+        pretrained_weights: str | None,
+        **others: Any,
+    ) -> None:
+        from fairflare.config import make_config
+
+        values = parse_pairs(pairs, pretrained_weights)
+        command(config=make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values), **others)
+
+    return with_config

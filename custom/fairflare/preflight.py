@@ -28,7 +28,6 @@ def check_site(site_config: Path, kind: str, classes: str | None, values: Mappin
     own = read_site_config(site_config)
     options = {key: value for key, value in values.items() if key != "group_by"}
     task = tasks.load(kind, **options, **({"labels": classes} if classes else {}))
-    default = "label" if task.class_labels else "none"
     if not own.data_root:
         raise UserError(f"site configuration {site_config.name}: expected data_root, got none")
-    return preflight(task, own, task.grouping(str(values.get("group_by", default))))
+    return preflight(task, own, task.grouping(str(values.get("group_by", task.default_grouping))))

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic.grouping import Grouping, make_grouping
+from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.clinic.tensors import TensorData
 from fairflare.contracts import Batch, Offer, Training
 from fairflare.objectives import Objective, local_objective
@@ -127,6 +127,11 @@ class Task(ABC):
     def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """float64 (N,) in [0, 1]: how right each condensed example is; by default whether its class is the top one."""
         return (outputs.argmax(1) == targets).double() if len(targets) else torch.empty(0, dtype=torch.float64)
+
+    @property
+    def default_grouping(self) -> str:
+        """What examples are grouped by unless the user says otherwise."""
+        return LABEL if self.class_labels else NONE
 
     def grouping(self, by: str) -> Grouping:
         """The partition into groups that ``by`` names, e.g. "label+sex"; raises UserError on an unknown attribute."""

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from fairflare.clinic import dice
 from fairflare.clinic.base import Task
+from fairflare.contracts import Training
 from fairflare.objectives import Objective
+
+SMALL = Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99)
+"""For a small U-Net on a laptop."""
+PAPER = Training(
+    rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
+)
+"""Fed-LWR's."""
 
 
 class Masks(Task):

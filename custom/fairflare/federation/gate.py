@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fairflare.contracts import Reply, Scalar, StateDict
+from fairflare.contracts import GROUP_COUNT, Reply, Scalar, StateDict
 from fairflare.federation.messages import Answer
+from fairflare.privacy.egress import all_finite
 
 T = TypeVar("T")
 MOST_EXAMPLES = 2**40
@@ -228,7 +229,7 @@ def _checked_scalars(scalars: Any, specs: Sequence[Scalar], wanted: Sequence[str
 
 def _check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
     """Groups are parts of the training split: whole numbers whose sum is not above its size."""
-    counts = [value for name, value in scalars.items() if name.startswith("group_count/")]
+    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
     if any(value != int(value) for value in counts) or sum(counts) > n_examples:
         raise _Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
 
@@ -279,10 +280,9 @@ def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise _Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
     tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
-    # The extremes of a tensor with a NaN are NaN: one pass, no mask.
     if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
         raise _Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
-    if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
+    if not all_finite(tensor):
         raise _Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
     return tensor
 

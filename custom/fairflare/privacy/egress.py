@@ -69,7 +69,7 @@ class Egress:
                 raise EgressRefused(f"weights {key}: not a tensor") from None
             if tuple(tensor.shape) != expected[key] or not tensor.is_floating_point():
                 raise EgressRefused(f"weights {key}: shape or type")
-            if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
+            if not all_finite(tensor):
                 raise EgressRefused(f"weights {key}: not finite")
 
     def _check_metrics(self, metrics: Any) -> None:
@@ -86,6 +86,11 @@ class Egress:
             _check_names("group", cells, self.groups)
             for cell in cells.values():
                 _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """No NaN and no infinity; the extremes of a tensor with a NaN are NaN, so that one pass without a mask will do."""
+    return not tensor.numel() or all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor))
 
 
 def _check_names(what: str, found: Any, known: Iterable[str]) -> None:

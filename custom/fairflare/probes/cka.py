@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.contracts import Batch, Cost, LocalWork, Outline, Scalar
-from fairflare.layers import Group, layers_of, module_of
+from fairflare.layers import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
 from fairflare.probes.base import Probe
 from fairflare.registry import probe
 from fairflare.similarity import FEWEST, Compact, Estimator, cka, compact, cosine, hsic, joined
 
-FAMILY = "similarity"
-LAST_ENCODER = "last_encoder"
 Observe = Callable[[str, Tensor], None]
 Shapes = dict[str, torch.Size]
 Found = tuple[dict[str, float | None], Shapes]
@@ -77,7 +75,7 @@ class LayerSimilarity(Probe):
         """One number per layer, or the one of the last encoder layer."""
         names = [LAST_ENCODER] if self.scope == "last_encoder" else list(layers_of(outline.model, self.group))
         meaning = "similarity of the site's features to the anchor's, 1 for equal ones"
-        return tuple(Scalar(f"{FAMILY}/{name}", -1.0, 1.0, meaning) for name in names)
+        return tuple(Scalar(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
 
     @torch.no_grad()
     def measure(self, work: LocalWork) -> dict[str, float]:
@@ -98,7 +96,7 @@ class LayerSimilarity(Probe):
         if self.scope == "last_encoder":
             last = last_encoder(shapes)
             found = {LAST_ENCODER: found[last]} if last in found else {}
-        return {f"{FAMILY}/{name}": value for name, value in found.items() if value is not None}
+        return {f"{SIMILARITY}/{name}": value for name, value in found.items() if value is not None}
 
     def _points(self, network: nn.Module) -> dict[str, str]:
         """Module to listen to -> layer."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fairflare.contracts import Cost, LocalWork, Outline, Scalar
+from fairflare.contracts import GROUP_COUNT, GROUP_LOSS, Cost, LocalWork, Outline, Scalar
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
 from fairflare.registry import probe
@@ -45,8 +45,8 @@ class GroupLoss(Probe):
         """The loss, and two numbers per group."""
         per_group = [
             (
-                Scalar(f"group_loss/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
-                Scalar(f"group_count/{name}", 0.0, MOST, f"training examples of group {name}"),
+                Scalar(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
+                Scalar(f"{GROUP_COUNT}/{name}", 0.0, MOST, f"training examples of group {name}"),
             )
             for name in outline.groups
         ]
@@ -69,5 +69,5 @@ class GroupLoss(Probe):
         may_leave = released(counts, work.min_count, unknown=n - sum(counts))
         for name, total, count, free in zip(work.groups, sums.tolist(), counts, may_leave):
             if free and count:
-                found |= {f"group_loss/{name}": total / count, f"group_count/{name}": float(count)}
+                found |= {f"{GROUP_LOSS}/{name}": total / count, f"{GROUP_COUNT}/{name}": float(count)}
         return found

@@ -9,17 +9,15 @@ w^{t+1},m = sum_k rho_k^m w_k^m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
-from fairflare.layers import Group, layers_of
+from fairflare.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
 
-FAMILY = "similarity"
-LAST_ENCODER = "last_encoder"
 LOW, HIGH = 1e-4, 0.99
 """Similarities are kept between these, so that no site has weight 0 in a layer (the authors' code)."""
 OFFSET = 1e-9
@@ -63,7 +61,7 @@ class FedLWR(Rule):
     @property
     def useful(self) -> tuple[str, ...]:
         """The layers' similarities."""
-        return (FAMILY,)
+        return (SIMILARITY,)
 
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> StateDict:
         """The plain mean of the local models."""
@@ -71,12 +69,7 @@ class FedLWR(Rule):
 
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
         """Each site's weight averaged over the model's entries; ``aggregate`` uses the layers' own."""
-        layers = self._layer_weights(replies)
-        totals = dict.fromkeys([r.site for r in replies], 0.0)
-        for keys, weights in layers.values():
-            size = sum(replies[0].update[key].numel() for key in keys)
-            totals = {site: total + size * weights[site] for site, total in totals.items()}
-        return shares(totals), state
+        return _averaged(self._layer_weights(replies), replies), state
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
         """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m."""
@@ -84,9 +77,8 @@ class FedLWR(Rule):
         result = {key: value.clone() for key, value in model.items() if not value.is_floating_point()}
         for keys, weights in layers.values():
             result |= add_weighted({key: model[key] for key in keys}, replies, weights)
-        weights, _ = self.weigh(replies, state, round)
         notes = {"layer_weights": {name: rho for name, (_, rho) in layers.items() if name}}
-        return Outcome({key: result[key] for key in model}, weights, state, notes)
+        return Outcome({key: result[key] for key in model}, _averaged(layers, replies), state, notes)
 
     def _layer_weights(self, replies: Sequence[Reply]) -> dict[str, tuple[list[str], Weights]]:
         """Layer -> (its keys, rho); "" holds the entries that are in no layer."""
@@ -99,7 +91,7 @@ class FedLWR(Rule):
         return found | ({"": (outside, uniform([r.site for r in replies]))} if outside else {})
 
     def _rho(self, layer: str, replies: Sequence[Reply]) -> Weights:
-        deltas = {r.site: r.scalars.get(f"{FAMILY}/{layer}") for r in replies}
+        deltas = {r.site: r.scalars.get(f"{SIMILARITY}/{layer}") for r in replies}
         known = [delta for delta in deltas.values() if delta is not None]
         if not known:
             return uniform(deltas)
@@ -110,3 +102,12 @@ class FedLWR(Rule):
             total = sum(distances.values()) + OFFSET
             return {site: distance / total for site, distance in distances.items()}
         return shares(distances)
+
+
+def _averaged(layers: Mapping[str, tuple[list[str], Weights]], replies: Sequence[Reply]) -> Weights:
+    """The layers' weights, each counted by the number of its entries."""
+    totals = dict.fromkeys([r.site for r in replies], 0.0)
+    for keys, weights in layers.values():
+        size = sum(replies[0].update[key].numel() for key in keys)
+        totals = {site: total + size * weights[site] for site, total in totals.items()}
+    return shares(totals)

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairflare.contracts import Offer, Paper, Reply, Round, StateDict, Training, Weights
+from fairflare.contracts import GROUP_COUNT, GROUP_LOSS, Offer, Paper, Reply, Round, StateDict, Training, Weights
 from fairflare.registry import method
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.rules.simplex import Ball, ascended, in_ball, in_ball_reference
 
-LOSS, COUNT = "group_loss", "group_count"
 Cell = tuple[str, str]
 
 FEDUFO = Paper(
@@ -97,7 +96,7 @@ class FedUFO(Rule):
     @property
     def useful(self) -> tuple[str, ...]:
         """Losses and sizes of groups."""
-        return () if self.level == "client" else (LOSS, COUNT)
+        return () if self.level == "client" else (GROUP_LOSS, GROUP_COUNT)
 
     def missing(self, offer: Offer) -> str:
         """Groups, where the run tells none apart."""
@@ -176,7 +175,7 @@ class FedUFO(Rule):
     def _mean_weight(self, reply: Reply, orders: Mapping[str, float]) -> float:
         if not orders:
             return 1.0
-        counts = _family(reply, COUNT)
+        counts = _family(reply, GROUP_COUNT)
         known = {g: n for g, n in counts.items() if f"weight/{g}" in orders and n}
         # Where no group's size may leave the site, its patients count as spread evenly over the groups.
         known = known or {name.partition("/")[2]: 1.0 for name in orders if name != "weight"}
@@ -197,7 +196,7 @@ class FedUFO(Rule):
     def _next_cells(self, replies: Sequence[Reply], state: State) -> dict[str, dict[str, float]]:
         """lambda over (site, group): one simplex, or in the authors' code one per row after each step."""
         current = {(s, g): w for s, row in state.get("cells", {}).items() for g, w in row.items()}
-        losses: dict[Cell, float] = {(r.site, g): v for r in replies for g, v in _family(r, LOSS).items()}
+        losses: dict[Cell, float] = {(r.site, g): v for r in replies for g, v in _family(r, GROUP_LOSS).items()}
         if not losses:
             return dict(state.get("cells", {}))
         if self.variant == "reference":
@@ -233,8 +232,8 @@ def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict
     totals: dict[str, float] = {}
     sizes: dict[str, float] = {}
     for reply in replies:
-        counts = _family(reply, COUNT)
-        for group, loss in _family(reply, LOSS).items():
+        counts = _family(reply, GROUP_COUNT)
+        for group, loss in _family(reply, GROUP_LOSS).items():
             n = counts.get(group, 0.0) if form == "mean" else 1.0
             totals[group] = totals.get(group, 0.0) + n * loss
             sizes[group] = sizes.get(group, 0.0) + n

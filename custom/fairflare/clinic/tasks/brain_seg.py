@@ -10,7 +10,7 @@ import numpy as np
 from fairflare.clinic import mr
 from fairflare.clinic.base import Preset
 from fairflare.clinic.device_shift import DeviceShift
-from fairflare.contracts import Training
+from fairflare.clinic.masks import PAPER, SMALL
 from fairflare.seeds import derive
 
 
@@ -32,21 +32,13 @@ class BrainSeg(DeviceShift):
         "small": Preset(
             "6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop",
             {},
-            Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99),
+            SMALL,
             settings={"logit_tau": 0.0},
         ),
         "paper": Preset(
             "the papers' setting: 384 pixels, their U-Net with BatchNorm, 200 rounds; for a GPU",
             {"images": 600, "size": 384, "model": "unet", "norm": "batch"},
-            Training(
-                rounds=200,
-                batch_size=8,
-                optimizer="adam",
-                lr=1e-3,
-                weight_decay=1e-4,
-                adam_beta2=0.99,
-                keep_optimizer=True,
-            ),
+            PAPER,
             settings={"logit_tau": 0.0},
         ),
     }

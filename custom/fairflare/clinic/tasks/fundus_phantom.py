@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from fairflare.clinic import fundus
 from fairflare.clinic.base import Preset
 from fairflare.clinic.device_shift import DeviceShift
-from fairflare.contracts import Training
+from fairflare.clinic.masks import PAPER, SMALL
 from fairflare.seeds import derive
 
 
@@ -32,21 +33,13 @@ class FundusPhantom(DeviceShift):
         "small": Preset(
             "6 sites with a camera each, 64 pixels, a small U-Net; a minute on a laptop",
             {},
-            Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=0.0, adam_beta2=0.99),
+            dataclasses.replace(SMALL, weight_decay=0.0),
             settings={"logit_tau": 0.0},
         ),
         "paper": Preset(
             "FedCE's setting and site sizes: 256 pixels, its U-Net with BatchNorm, 200 rounds; for a GPU",
             {"images": 1810, "size": 256, "model": "unet", "norm": "batch"},
-            Training(
-                rounds=200,
-                batch_size=8,
-                optimizer="adam",
-                lr=1e-3,
-                weight_decay=0.0,
-                adam_beta2=0.99,
-                keep_optimizer=True,
-            ),
+            dataclasses.replace(PAPER, weight_decay=0.0),
             settings={"logit_tau": 0.0},
         ),
     }

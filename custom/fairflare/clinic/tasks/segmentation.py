@@ -14,11 +14,10 @@ from fairflare.clinic import networks
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
-from fairflare.clinic.masks import Masks
+from fairflare.clinic.masks import PAPER, SMALL, Masks
 from fairflare.clinic.own import OwnData
 from fairflare.clinic.pictures import read_image, read_mask
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.contracts import Training
 from fairflare.errors import UserError
 
 MEAN, STD = 0.5, 0.25
@@ -49,21 +48,13 @@ class Segmentation(Masks, OwnData):
         "small": Preset(
             "64 pixels and a small U-Net; minutes on a laptop",
             {},
-            Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99),
+            SMALL,
             settings={"logit_tau": 0.0},
         ),
         "paper": Preset(
             "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
-            Training(
-                rounds=200,
-                batch_size=8,
-                optimizer="adam",
-                lr=1e-3,
-                weight_decay=1e-4,
-                adam_beta2=0.99,
-                keep_optimizer=True,
-            ),
+            PAPER,
             settings={"logit_tau": 0.0},
         ),
     }
