@@ -23,6 +23,7 @@ from aggregation import peak, reset_peak
 
 from fairflare.clinic import networks
 from fairflare.contracts import Batch, LocalWork, Round, Training
+from fairflare.execution import Execution
 from fairflare.layers import layers_of
 from fairflare.probes.cka import LayerSimilarity
 
@@ -87,7 +88,7 @@ def make_work(options: argparse.Namespace) -> LocalWork:
     network = networks.build("unet", 1, 3).to(options.device)
     data = RandomImages(options.images, options.size)
     device = torch.device(options.device)
-    return LocalWork(network, data, Training(), Round(1, 1), seed=0, received=anchor, device=device)
+    return LocalWork(network, data, Training(), Round(1, 1), seed=0, received=anchor, execution=Execution(device))
 
 
 @torch.no_grad()

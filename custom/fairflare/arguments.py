@@ -24,6 +24,8 @@ def own_data(
     from fairflare.clinic.tasks import TASKS
 
     if datalists is None:
+        if task is None and kind is not None and classes is not None:
+            return kind, (f"labels={classes}",)  # every site has its own configuration
         if task is None:
             raise UserError("--task: expected a task, or your own data: --datalists DIR --kind K --classes N")
         if kind or classes:
@@ -32,10 +34,10 @@ def own_data(
     chosen = task or kind
     if chosen is None or chosen.partition(":")[0] not in KINDS:
         raise UserError(f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}")
-    suffix = TASKS[chosen.partition(":")[0]].suffix
-    names = sites_in(datalists, suffix) if datalists.is_dir() else []
+    suffixes = TASKS[chosen.partition(":")[0]].suffixes
+    names = sites_in(datalists, suffixes) if datalists.is_dir() else []
     if not names:
-        raise UserError(f"--datalists {datalists}: expected a folder with a <SITE>{suffix} per site")
+        raise UserError(f"--datalists {datalists}: expected a folder with a <SITE>{suffixes[0]} per site")
     pairs = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
     return chosen, pairs + ((f"labels={classes}",) if classes else ())
 

@@ -7,19 +7,23 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fairflare import registry
+from fairflare import registry, user_code
 from fairflare.clinic import tasks
 from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.grouping import Grouping
-from fairflare.config import RunConfig, part, versions
-from fairflare.contracts import Batch, Outline, Scalar, StateDict, Training
+from fairflare.clinic.networks import normalisation
+from fairflare.clinic.preflight import preflight
+from fairflare.config import RunConfig, part
+from fairflare.contracts import Batch, Outline, Scalar, SiteData, StateDict, Training
 from fairflare.errors import UserError
+from fairflare.execution import Execution, default_device
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
@@ -27,12 +31,15 @@ from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
 from fairflare.federation.state import save_json
+from fairflare.findings import Finding
 from fairflare.privacy.egress import Egress
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
 from fairflare.seeds import derive, seed_everything
 from fairflare.site_config import find_site_config, stricter
+from fairflare.versions import versions
 
+T = TypeVar("T")
 CONFIG = "config.json"
 SITES = "sites"
 """Folder of an in-process run where the sites keep their memories."""
@@ -75,6 +82,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
             server's machine, are not looked for.
     """
     torch.set_num_threads(config.threads)
+    user_code.check(config.code)
     method = registry.get_method(config.method)
     options = without_weights(config.options) if at_site else config.options
     task = tasks.load(config.task, config.preset, **options)
@@ -98,7 +106,12 @@ def build_federation(
 ) -> Federation:
     """The server's side, writing to ``folder``, where ``config.json`` is put first."""
     method = registry.get_method(config.method)
-    about = {"title": method.title, "paper": str(method.paper), "probes": list(method.probes)}
+    about = {
+        "title": method.title,
+        "paper": str(method.paper),
+        "probes": list(method.probes),
+        "normalisation": normalisation(parts.network),
+    }
     save_json(folder / CONFIG, {**config.to_json(), **about, "env": env, "versions": versions()})
     header = {
         "method": config.method,
@@ -166,41 +179,50 @@ def build_site(
     config: RunConfig,
     parts: Parts,
     name: str,
-    device: torch.device | None = None,
     memory: Path | None = None,
     local: Path | None = None,
+    tell: Callable[[Finding], None] = lambda finding: None,
 ) -> Site:
-    """One site's side; raises UserError for a site the task lacks.
+    """One site's side, whose data are read when they are first needed; raises UserError for a site the task lacks.
 
     Args:
         config: the run.
         parts: its objects.
         name: the site.
-        device: where it computes; the first GPU when None.
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
+        tell: called with what preflight finds at the site.
     """
-    known, own = parts.task.sites(), find_site_config(local)
+    known, own = parts.task.sites(), find_site_config(local, name)
     if known and name not in known:
         raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
     training = part(Training, config.training)
     if own and own.batch_size:
         training = dataclasses.replace(training, batch_size=own.batch_size)
+    execution = Execution(default_device(own.gpu if own else None), training.precision)
+    min_count = stricter(own.min_count, config.min_count) if own else config.min_count
+
+    def look() -> tuple[list[Finding], SiteData | None]:
+        found, data = preflight(parts.task, name, own, parts.grouping, min_count)
+        return found, data.on(execution.device) if data is not None else None
+
     return Site(
         name=name,
-        data=parts.task.local_data(name, own).grouped(parts.grouping),
+        data=None,
         network=parts.network,
         trainer=part(registry.get_trainer(config.trainer), config.settings),
         probes=parts.probes,
         training=training,
         scoring=parts.task,
         seed=config.seed,
-        device=device or default_device(own.gpu if own else None),
+        execution=execution,
         objective=parts.task.objective,
         groups=parts.grouping.names,
-        min_count=stricter(own.min_count, config.min_count) if own else config.min_count,
+        min_count=min_count,
         memory=SiteMemory(memory),
         egress=allowed(parts),
+        look=look,
+        tell=tell,
     )
 
 
@@ -225,8 +247,11 @@ def run_local(
     observers: Sequence[Observer] = (),
     on_site: Callable[[str], None] = lambda name: None,
     parts: Parts | None = None,
+    tell: Callable[[str, Finding], None] = lambda name, finding: None,
 ) -> StateDict:
-    """A whole federation in this process; ``on_site`` is told of each site before its data are built.
+    """A whole federation in this process.
+
+    ``on_site`` is told of each site before its data are read, ``tell`` of what preflight finds at each.
 
     ``parts`` are those of ``config`` where the caller has built them already; nothing may have trained in them.
     """
@@ -234,20 +259,17 @@ def run_local(
     initial = parts.model
     sites = {}
     for name in parts.task.sites():
-        on_site(name)
-        sites[name] = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt")
+        site = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt", tell=partial(tell, name))
+        site.look = partial(_announced, site.look, partial(on_site, name))
+        sites[name] = site
     final = build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
     shutil.rmtree(folder / SITES, ignore_errors=True)  # nothing is left to continue
     return final
 
 
-def default_device(gpu: int | None = None) -> torch.device:
-    """GPU number ``gpu``, the first one when None, or the CPU where there is none; UserError when there are fewer."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if (gpu or 0) >= torch.cuda.device_count():
-        raise UserError(f"gpu: expected a number below {torch.cuda.device_count()}, got {gpu}")
-    return torch.device(f"cuda:{gpu or 0}")
+def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
+    announce()
+    return look()
 
 
 def _chosen(rule: Rule, probes: Sequence[Probe], outline: Outline) -> tuple[Probe, ...]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairflare import __version__, registry
+from fairflare import registry, user_code
 from fairflare.clinic import tasks
 from fairflare.clinic.base import Task
 from fairflare.contracts import Offer, Training
@@ -39,6 +38,7 @@ class RunConfig:
             attribute of the task, several joined as in "label+sex", or "none".
         min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
         leave_out: a site that trains nothing and is only evaluated; empty: none.
+        code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
     method: str
@@ -54,6 +54,7 @@ class RunConfig:
     group_by: str = "label"
     min_count: int | None = 10
     leave_out: str = ""
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json`` but for what it says of the environment."""
@@ -131,6 +132,7 @@ def make_config(
         preset=preset,
         options=dataclasses.asdict(built),
         training=training,
+        code=user_code.fingerprints(),
         seed=_whole("seed", seed, 0),
         **choices,
     )
@@ -172,12 +174,6 @@ def part(cls: type, settings: Mapping[str, Any]) -> Any:
         return cls(**{key: registry.checked(cls, key, value) for key, value in _among(cls, settings).items()})
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def versions() -> dict[str, str]:
-    """Versions of this package and of what its numbers depend on."""
-    names = ("torch", "nvflare", "monai", "numpy")
-    return {"fairflare": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
 def _settings(parts: list[type], chosen: Mapping[str, Any]) -> dict[str, Any]:

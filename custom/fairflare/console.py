@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from fairflare.findings import Finding
 from fairflare.report.compare import table
 from fairflare.report.log import line
 
@@ -86,6 +87,11 @@ class Progress:
         """A site's data are about to be built."""
         done = int(self._bar.tasks[0].completed) + 1
         self._bar.update(self._task, description=f"data of {escape(site)}", total=self._sites, completed=done)
+
+    def found(self, site: str, finding: Finding) -> None:
+        """Preflight found something at a site; warnings are in the report."""
+        if finding.level == "error":
+            self._bar.console.print(escape(f"{site}: {finding}"), soft_wrap=True)
 
     def saw(self, entry: Mapping[str, Any]) -> None:
         """An audit entry was written."""
@@ -195,7 +201,7 @@ def comparison(found: Mapping[str, Any], folder: Path) -> None:
 def findings(found: Sequence[Any]) -> None:
     """The lines of ``fairflare preflight``."""
     for one in found:
-        say(f"{one.level}: {one.split + ': ' if one.split else ''}{one.text} [{one.code}, {one.count}]")
+        say(f"{one} [{one.code}, {one.count}]")
     if not found:
         say("nothing found: the data can be used")
 

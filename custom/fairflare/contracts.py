@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from fairflare.execution import Execution, Precision
 from fairflare.objectives import Objective, local_objective
 
 StateDict = dict[str, Tensor]
@@ -167,6 +168,7 @@ class Training:
         logit_tau: temperature of the logit adjustment (Menon et al., ICLR 2021) of the local loss with the site's own
             class counts; 0 is plain cross-entropy.
         adam_beta2: decay of Adam's second moment, in [0, 1).
+        precision: of training passes, see ``execution.Execution``.
         keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
             FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
     """
@@ -181,6 +183,7 @@ class Training:
     logit_tau: float = 0.0
     adam_beta2: float = 0.999
     keep_optimizer: bool = False
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2)):
@@ -206,7 +209,7 @@ class LocalWork:
         round: t and T.
         seed: this site's seed for this round; order and transforms derive from it alone.
         orders: the numbers the rule sent to this site and to no other.
-        device: where the network lives.
+        execution: where and how the network computes.
         stop_if_aborted: call it once per batch; raises when the federation ends early.
         memory: tensors, numbers and nested dicts of them that this site has kept from the rounds before; what is put
             there is kept for the rounds to come and never leaves the site.
@@ -225,7 +228,7 @@ class LocalWork:
     round: Round
     seed: int
     orders: Mapping[str, float] = field(default_factory=dict)
-    device: torch.device = torch.device("cpu")
+    execution: Execution = field(default_factory=Execution)
     stop_if_aborted: Callable[[], None] = lambda: None
     memory: MutableMapping[str, Any] = field(default_factory=dict)
     received: StateDict = field(default_factory=dict)
@@ -235,6 +238,11 @@ class LocalWork:
     headline: str = ""
     groups: tuple[str, ...] = ()
     min_count: int | None = 10
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return self.execution.device
 
     def loss(self, tau: float = 0.0) -> Objective:
         """The task's objective on this site's data, where it computes; ``tau`` > 0 adjusts logits."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fairflare import user_code
 from fairflare.arguments import KINDS, own_data, parse_pairs
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
@@ -36,6 +37,13 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--datalists", type=click.Path(path_type=Path), metavar="DIR", help="Your own data: a list per site.")
     @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
     @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
+    @click.option(
+        "--code",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="Your own .py file or package that the run needs, for a network or build_data; repeat for more.",
+    )
     @functools.wraps(command)
     def with_task(
         *,
@@ -43,9 +51,11 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         datalists: Path | None,
         kind: str | None,
         classes: str | None,
+        code: tuple[Path, ...],
         pairs: tuple[str, ...],
         **others: Any,
     ) -> None:
+        user_code.use(code)
         chosen, own = own_data(task, datalists, kind, classes)
         command(task=chosen, pairs=(*own, *pairs), **others)
 

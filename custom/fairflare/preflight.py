@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.clinic import tasks
-from fairflare.clinic.preflight import Finding, preflight
+from fairflare.clinic.preflight import preflight
 from fairflare.errors import UserError
+from fairflare.findings import Finding
 from fairflare.site_config import read_site_config
 
 
@@ -30,4 +31,5 @@ def check_site(site_config: Path, kind: str, classes: str | None, values: Mappin
     task = tasks.load(kind, **options, **({"labels": classes} if classes else {}))
     if not own.data_root:
         raise UserError(f"site configuration {site_config.name}: expected data_root, got none")
-    return preflight(task, own, task.grouping(str(values.get("group_by", task.default_grouping))))
+    grouping = task.grouping(str(values.get("group_by", task.default_grouping)))
+    return preflight(task, site_config.stem, own, grouping, own.min_count)[0]

@@ -111,7 +111,7 @@ def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bo
 
 @contextlib.contextmanager
 def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
-    """A new folder for a run. When the run fails before its first audit entry, what was there before is back."""
+    """A new folder for a run. When the run fails before its first round, what was there before is back."""
     _refuse_existing(folder, force, _holds_run, "run")
     _make_parent(folder)
     before = None
@@ -122,7 +122,7 @@ def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not (folder / AUDIT).exists():
+        if not (folder / AUDIT).exists() or (before and _never_started(folder)):
             shutil.rmtree(folder, ignore_errors=True)
             if before:
                 before.rename(folder)
@@ -137,7 +137,8 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path) -> dict[str, Any]
     rounds = config.training["rounds"]
     try:
         with console.Progress(title(config), rounds, len(parts.task.sites())) as progress:
-            run_local(config, folder, [board, log, progress], on_site=progress.preparing, parts=parts)
+            observers = [board, log, progress]
+            run_local(config, folder, observers, on_site=progress.preparing, parts=parts, tell=progress.found)
     except FairFlareError:
         board.close()
         _report_what_there_is(folder)
@@ -205,7 +206,7 @@ def _refuse_existing(folder: Path, force: bool, is_ours: Callable[[Path], bool],
         raise UserError(f"--out {folder}: exists and is not a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
-    if not force:
+    if not force and not _never_started(folder):
         raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
     if not is_ours(folder):
         raise UserError(f"--out {folder}: holds no {kind} of fairflare, so --force does not replace it")
@@ -213,6 +214,14 @@ def _refuse_existing(folder: Path, force: bool, is_ours: Callable[[Path], bool],
 
 def _holds_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / AUDIT).is_file()
+
+
+def _never_started(folder: Path) -> bool:
+    """A run there was refused before its first round, so that nothing is lost by another attempt."""
+    try:
+        return [entry["event"] for entry in audit.verify(folder / AUDIT)] == ["start", "finish"]
+    except (FairFlareError, OSError):
+        return False
 
 
 def _holds_job(folder: Path) -> bool:

@@ -24,26 +24,37 @@ class SiteConfig:
         datalist: the site's datalist, absolute or relative to ``data_root``.
         gpu: number of the GPU to use; None takes the first one, where there is one.
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
+        num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
+        cache_rate: share of the images that stay in memory once read, in [0, 1].
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+        site: the site's name; the job gives it, the file does not.
     """
 
     data_root: str = ""
     datalist: str = ""
     gpu: int | None = None
     batch_size: int | None = None
+    num_workers: int = 0
+    cache_rate: float = 1.0
     min_count: int | None = 10
+    site: str = ""
 
 
-def find_site_config(local: Path | None = None) -> SiteConfig | None:
+def find_site_config(local: Path | None = None, site: str = "") -> SiteConfig | None:
     """The configuration that ``FAIRFLARE_SITE_CONFIG`` names, or ``fairflare_site.yaml`` in ``local``; None: neither.
+
+    Where the variable names a folder, as for trying several sites on one machine, it is ``<site>.yaml`` in there.
 
     Raises:
         UserError: see ``read_site_config``.
     """
     if named := os.environ.get(VARIABLE):
-        return read_site_config(Path(named))
-    found = [local / name for name in FILES if local and (local / name).is_file()]
-    return read_site_config(found[0]) if found else None
+        path = Path(named)
+        own = [path / f"{site}{suffix}" for suffix in (".yaml", ".yml", ".json")] if path.is_dir() else [path]
+        found = [file for file in own if file.is_file()] or own[:1]
+    else:
+        found = [local / name for name in FILES if local and (local / name).is_file()]
+    return dataclasses.replace(read_site_config(found[0]), site=site) if found else None
 
 
 def read_site_config(path: Path) -> SiteConfig:
@@ -61,12 +72,15 @@ def read_site_config(path: Path) -> SiteConfig:
         raise UserError(f"site configuration {path.name}: expected a YAML or JSON file ({what})") from None
     if not isinstance(content, dict):
         raise UserError(f"site configuration {path.name}: expected keys and values, got {type(content).__name__}")
-    known = [field.name for field in dataclasses.fields(SiteConfig)]
+    known = [field.name for field in dataclasses.fields(SiteConfig) if field.name != "site"]
     for key in content:
         if key not in known:
             raise UserError(f"site configuration {path.name}: unknown key {key!r}; known: {', '.join(known)}")
-    for key, least in (("gpu", 0), ("batch_size", 2), ("min_count", 0)):
-        _expect_number(path.name, key, content.get(key), least)
+    for key, least in (("gpu", 0), ("batch_size", 2), ("num_workers", 0), ("min_count", 0)):
+        _expect_number(path.name, key, content.get(key, least), least)
+    share = content.get("cache_rate", 1.0)
+    if type(share) not in (int, float) or not 0 <= share <= 1:
+        raise UserError(f"site configuration {path.name}: cache_rate: expected a number from 0 to 1, got {share!r}")
     for key in ("data_root", "datalist"):
         if not isinstance(content.get(key, ""), str):
             raise UserError(f"site configuration {path.name}: {key}: expected a path, got {content[key]!r}")
@@ -80,5 +94,6 @@ def stricter(own: int | None, job: int | None) -> int | None:
 
 
 def _expect_number(file: str, key: str, value: Any, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
+    optional = value is None and key != "num_workers"
+    if not optional and (type(value) is not int or value < least):
         raise UserError(f"site configuration {file}: {key}: expected a whole number of at least {least}, got {value!r}")

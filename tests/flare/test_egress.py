@@ -27,7 +27,7 @@ def answers():
     parts = build_parts(CONFIG)
     site = build_site(CONFIG, parts, "site-4")
     first = Round(1, 2)
-    return {task: site.handle(Instruction(task, first, parts.model)) for task in ("declare", "train", "evaluate")}
+    return {task: site.handle(Instruction(task, first, parts.model)) for task in ("preflight", "train", "evaluate")}
 
 
 def filtered(task, shareable):
@@ -36,7 +36,7 @@ def filtered(task, shareable):
     return EgressFilter(CONFIG.to_json()).process(shareable, context)
 
 
-@pytest.mark.parametrize("task", ["declare", "train", "evaluate"])
+@pytest.mark.parametrize("task", ["preflight", "train", "evaluate"])
 def test_real_answers_pass_unchanged(task, answers):
     before = FLModelUtils.from_shareable(answer_to_shareable(answers[task]))
     passed = filtered(task, answer_to_shareable(answers[task]))

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from fairflare.contracts import Scalar
-from fairflare.federation.gate import Gate, inspect_counts, inspect_evaluation
+from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.messages import Answer
+from fairflare.federation.preflight import inspect_preflight, refusal
 from fairflare.probes.sharpness import Sharpness
+from fairflare.versions import all_versions
 
 MODEL = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "steps": torch.tensor(4)}
 GATE = Gate(frozenset({"weight", "bias"}), Sharpness.reports, wanted=("sharpness",))
@@ -175,9 +177,36 @@ def test_what_a_site_says_cannot_fill_or_forge_a_log():
 
 
 def test_counts_are_declared_once_and_checked():
-    answers = [answer("site-1", n_examples=5), answer("site-1", n_examples=50), answer("site-2", n_examples=-1)]
-    declared, rejections = inspect_counts(answers)
-    assert declared == {"site-1": 5} and [(r.site, r.code) for r in rejections] == [("site-2", "n_examples")]
+    said = {"findings": {}, "versions": all_versions()}
+    counts = (("site-1", 5), ("site-1", 50), ("site-2", -1))
+    answers = [answer(site, n_examples=n, metrics=said) for site, n in counts]
+    statements, rejections = inspect_preflight(answers, all_versions())
+    assert {site: s.n_examples for site, s in statements.items()} == {"site-1": 5}
+    assert [(r.site, r.code) for r in rejections] == [("site-2", "n_examples")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"findings": {"error/train/secret text": 1}, "versions": all_versions()},
+        {"findings": {"error/train/shape": float("nan")}, "versions": all_versions()},
+        {"findings": {}, "versions": {"torch": "2"}},
+        {"findings": {}, "versions": {**all_versions(), "torch": "/home/x"}},
+    ],
+)
+def test_statements_hold_known_findings_and_versions_only(said):
+    statements, rejections = inspect_preflight([answer(metrics=said)], all_versions())
+    assert not statements and rejections[0].code == "malformed"
+
+
+def test_another_version_is_a_finding():
+    there = {**all_versions(), "torch": "1.0.0+cu1"}
+    for versions, level in ((there, "warning"), ({**there, "package_sha256": "0" * 64}, "error")):
+        said = {"findings": {}, "versions": versions}
+        statements, _ = inspect_preflight([answer(metrics=said)], all_versions())
+        assert statements["site-1"].findings[0].level == level
+        assert bool(refusal(statements, [])) == (level == "error")
 
 
 def test_evaluations_are_tagged_and_answered_once():

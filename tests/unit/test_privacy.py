@@ -82,7 +82,7 @@ def test_what_is_agreed_on_passes():
     EGRESS.check("train", **TRAIN)
     EGRESS.check("evaluate", **EVALUATE)
     EGRESS.check("compare", **COMPARE)
-    EGRESS.check("declare", update=None, n_examples=5, scalars={}, metrics={}, seconds={})
+    EGRESS.check("preflight", update=None, n_examples=5, scalars={}, metrics={}, seconds={})
     EGRESS.check("train", **{**TRAIN, "update": {"w": torch.ones(2, 3).numpy()}})
 
 
@@ -127,7 +127,7 @@ def test_group_values_are_checked(groups):
         EGRESS.check("evaluate", **{**EVALUATE, "metrics": {**EVALUATE["metrics"], "groups": groups}})
 
 
-@pytest.mark.parametrize("task", ["evaluate", "declare", "compare"])
+@pytest.mark.parametrize("task", ["evaluate", "preflight", "compare"])
 def test_weights_leave_after_training_only(task):
     with pytest.raises(EgressRefused, match="weights"):
         EGRESS.check(task, **{**COMPARE, "update": TRAIN["update"]})

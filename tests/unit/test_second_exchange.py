@@ -58,7 +58,7 @@ def test_both_exchanges_happen_and_scores_arrive(tmp_path):
     transport = Spoiling(sites(), lambda answer: [answer])
     federation(tmp_path, transport).run(initial_model())
     tasks = [task for name, task in transport.seen if name == "site-1"]
-    assert tasks == ["declare", "train", "compare", "train", "compare", "evaluate"]
+    assert tasks == ["preflight", "train", "compare", "train", "compare", "evaluate"]
     for entry in rounds(tmp_path):
         assert set(entry["accepted"]["site-1"]["scalars"]) == {f"similarity/{k}" for k in "014"}
         assert "compare" in entry["site_seconds"]["site-1"] and "train" in entry["site_seconds"]["site-1"]

@@ -23,7 +23,7 @@ class CroppedData(TensorData):
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
         """As ``TensorData.training``, then one random crop per image; bit for bit a function of ``seed``."""
         generator = torch.Generator().manual_seed(derive(seed, "crop"))
-        black = normalised(torch.zeros(1, 3, 1, 1), self.mean, self.std)
+        black = normalised(torch.zeros(1, 3, 1, 1, device=self.device), self.mean, self.std)
         for batch in super().training(batch_size, seed):
             yield batch._replace(inputs=cropped(batch.inputs, black, generator))
 
@@ -36,11 +36,11 @@ def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
         fill: (1, C, 1, 1), the colour beyond an image's border.
         generator: of the 2 N offsets.
     """
-    n, _, height, width = images.shape
+    (n, _, height, width), device = images.shape, images.device
     # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.
-    inside = F.pad(torch.ones(1, 1, height, width), (PAD,) * 4).bool()
+    inside = F.pad(torch.ones(1, 1, height, width, device=device), (PAD,) * 4).bool()
     canvas = torch.where(inside, F.pad(images, (PAD,) * 4), fill)
-    y, x = torch.randint(2 * PAD + 1, (2, n, 1), generator=generator)
-    rows, columns = y + torch.arange(height), x + torch.arange(width)
-    which = torch.arange(n)[:, None, None]
+    y, x = torch.randint(2 * PAD + 1, (2, n, 1), generator=generator).to(device)
+    rows, columns = y + torch.arange(height, device=device), x + torch.arange(width, device=device)
+    which = torch.arange(n, device=device)[:, None, None]
     return canvas[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

@@ -17,17 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflare.errors import UserError
+import numpy as np
+
+from fairflare.errors import DataError
 
 SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One example: the image's path, its class or its mask's path, and its attributes as text."""
+    """One example.
 
-    image: Path
-    label: int | Path
+    Attributes:
+        image: a file, or uint8 (H, W) or (H, W, 3).
+        label: its class, or its mask: a file, or uint8 (H, W) of pixel values.
+        attributes: as text.
+    """
+
+    image: Path | np.ndarray
+    label: int | Path | np.ndarray
     attributes: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,69 +49,73 @@ def read_datalist(path: Path, root: Path, *, masks: bool, n_classes: int) -> dic
         n_classes: class labels are whole numbers below this; ignored for masks.
 
     Raises:
-        UserError: names the file, the split, the entry's number (from 0), what was expected and what came.
+        DataError: names the file, the split, the entry's number (from 0), what was expected and what came.
     """
     found = {}
     for key, entries in read_lists(path).items():
         found[SPLITS[key]], errors = checked_items(path.name, key, entries, root, masks=masks, n_classes=n_classes)
         if errors:
-            raise UserError(errors[0])
+            raise errors[0]
     return found
 
 
 def read_lists(path: Path) -> dict[str, list[Any]]:
-    """ "training", "validation" and "testing" -> the entries, unchecked; UserError when the file is no datalist."""
+    """ "training", "validation" and "testing" -> the entries, unchecked; DataError when the file is no datalist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise UserError(f"datalist {path.name}: expected a file, found none in {path.parent}") from None
+        raise DataError("no_datalist", f"datalist {path.name}: expected a file, found none in {path.parent}") from None
     except ValueError as error:
-        raise UserError(f"datalist {path.name}: expected JSON ({error})") from None
+        raise DataError("datalist", f"datalist {path.name}: expected JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("training"), list):
-        raise UserError(f'datalist {path.name}: expected {{"training": [...], "validation": [...], "testing": [...]}}')
+        lists = '{"training": [...], "validation": [...], "testing": [...]}'
+        raise DataError("datalist", f"datalist {path.name}: expected {lists}")
     for key in SPLITS:
         if not isinstance(content.get(key, []), list):
-            raise UserError(f"datalist {path.name}: {key}: expected a list, got {type(content[key]).__name__}")
+            kind = type(content[key]).__name__
+            raise DataError("datalist", f"datalist {path.name}: {key}: expected a list, got {kind}")
     if len(content["training"]) < 2:
-        raise UserError(f"datalist {path.name}: training: expected at least 2 entries, got {len(content['training'])}")
+        n = len(content["training"])
+        raise DataError("few_examples", f"datalist {path.name}: training: expected at least 2 entries, got {n}")
     return {key: content.get(key, []) for key in SPLITS}
 
 
 def checked_items(
     file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, n_classes: int
-) -> tuple[list[Item], list[str]]:
-    """The good entries of one list, and one line for every other."""
+) -> tuple[list[Item], list[DataError]]:
+    """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []
     for i, entry in enumerate(entries):
         try:
             items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, n_classes))
-        except UserError as error:
-            errors.append(str(error))
+        except DataError as error:
+            errors.append(error)
     return items, errors
 
 
 def _item(where: str, entry: Any, root: Path, masks: bool, n_classes: int) -> Item:
     if not isinstance(entry, dict):
-        raise UserError(f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
+        raise DataError("entry", f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
     for key in ("image", "label"):
         if key not in entry:
-            raise UserError(f"{where}: expected the key {key!r}, got {', '.join(map(str, entry)) or 'none'}")
+            got = ", ".join(map(str, entry)) or "none"
+            raise DataError("missing_key", f"{where}: expected the key {key!r}, got {got}")
     label: int | Path = inside(root, entry["label"], f"{where}: label") if masks else entry["label"]
     if not masks and (type(label) is not int or not 0 <= label < n_classes):
-        raise UserError(f"{where}: label: expected a whole number from 0 to {n_classes - 1}, got {label!r}")
+        raise DataError("label", f"{where}: label: expected a whole number from 0 to {n_classes - 1}, got {label!r}")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label")}
     return Item(inside(root, entry["image"], f"{where}: image"), label, attributes)
 
 
 def inside(root: Path, text: Any, where: str) -> Path:
-    """The file ``text`` below ``root``; UserError when it is missing or leads out of it."""
+    """The file ``text`` below ``root``; DataError when it is missing or leads out of it."""
     if not isinstance(text, str) or not text:
-        raise UserError(f"{where}: expected a path, got {text!r}")
+        raise DataError("entry", f"{where}: expected a path, got {text!r}")
     path = (root / text).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise UserError(f"{where}: expected a path inside the data root, got {text!r}")
+        raise DataError("path_outside", f"{where}: expected a path inside the data root, got {text!r}")
     if not path.is_file():
-        raise UserError(f"{where}: no such file: {text}")
+        raise DataError("missing_file", f"{where}: no such file: {text}")
     return path
 
 

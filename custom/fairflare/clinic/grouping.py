@@ -33,17 +33,18 @@ class Grouping:
         """One name per group, e.g. "died, female"."""
         return tuple(", ".join(cell) for cell in product(*self.values)) if self.keys else ()
 
-    def index(self, targets: Tensor, attributes: Mapping[str, Sequence[str]]) -> Tensor:
+    def index(self, n: int, labels: Tensor, attributes: Mapping[str, Sequence[str]]) -> Tensor:
         """int64 (N,): each example's place in ``names``; -1 where an attribute is unknown.
 
         Args:
-            targets: (N,) class indices where "label" is among the keys.
+            n: N.
+            labels: (N,) class indices where "label" is among the keys.
             attributes: name -> N values.
         """
-        index = torch.full((len(targets),), 0 if self.keys else -1)
+        index = torch.full((n,), 0 if self.keys else -1)
         for key, values in zip(self.keys, self.values):
             if key == LABEL:
-                place = targets.long()
+                place = labels.long()
             else:
                 known = {value: k for k, value in enumerate(values)}
                 place = torch.tensor([known.get(value, -1) for value in attributes[key]], dtype=torch.int64)

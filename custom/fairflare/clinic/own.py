@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect
+from fairflare.clinic.own_data_set import built_data
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import UserError
+from fairflare.errors import DataError, UserError
 from fairflare.site_config import SiteConfig
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
+DESCRIPTION = "dataset"
+"""``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
 
 
 class OwnData(Task):
@@ -22,17 +27,20 @@ class OwnData(Task):
 
     A concrete task is a frozen dataclass with the fields datalists (a folder with one list per site on this machine,
     for trying things out), site_names (separated by commas), labels (a number of classes, or their names separated by
-    commas) and attribute_values ("sex=female|male; race=black|white").
+    commas), attribute_values ("sex=female|male; race=black|white") and build_data (module.function of the user's own,
+    see ``own_data_set``, in place of lists; empty: none).
     """
 
     real = "everything: the sites' own files"
     simulated = "nothing"
-    suffix = ".json"
+    suffixes: ClassVar[tuple[str, ...]] = (".json",)
+    """Of the files that list a site's examples."""
 
     datalists: str
     site_names: str
     labels: str
     attribute_values: str
+    build_data: str
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -58,32 +66,47 @@ class OwnData(Task):
 
     def check_data(self) -> None:
         """Every site's list is there, where this machine is to have them all."""
-        for site in self.sites() if self.datalists else ():
+        for site in self.sites() if self.datalists and not self.build_data else ():
             self._list_of(site)
 
     def site_data(self, site: str) -> TensorData:
         """The site's examples, from the folder of all sites' lists."""
-        if not self.datalists:
-            raise UserError(f"site {site}: expected a site configuration with data_root and datalist, found none")
-        return self.read(self._list_of(site), Path(self.datalists))
+        return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's examples, where its own configuration says they are."""
-        if own is None or not own.datalist:
-            return self.site_data(site)
-        root = Path(own.data_root or ".")
-        return self.read(root / own.datalist, root)
+        """The site's examples, where its own configuration says they are; no image is read yet."""
+        own = self.located(site, own)
+        if self.build_data:
+            return built_data(self, self.build_data, own)
+        return self.read(own)
+
+    def located(self, site: str, own: SiteConfig | None) -> SiteConfig:
+        """``own`` where it names a list; on a machine that has all sites' lists, those of ``site``.
+
+        Raises:
+            UserError: neither is there.
+        """
+        if own is not None and (own.datalist or self.build_data):
+            return own
+        if self.datalists:
+            datalist = "" if self.build_data else self._list_of(site).name
+            base = own or SiteConfig(site=site)
+            return dataclasses.replace(base, data_root=self.datalists, datalist=datalist)
+        if self.build_data:
+            return own or SiteConfig(site=site)
+        raise DataError("no_datalist", f"site {site}: expected a site configuration with data_root and datalist")
 
     @abstractmethod
-    def read(self, datalist: Path, root: Path) -> TensorData:
-        """The examples that ``datalist`` names, with paths relative to ``root``."""
+    def read(self, own: SiteConfig) -> TensorData:
+        """The examples that the list of ``own`` names; its paths are relative to the data root."""
 
     def _list_of(self, site: str) -> Path:
         folder = Path(self.datalists)
-        for name in (f"{site}{self.suffix}", f"{PREFIX}{site}{self.suffix}"):
+        names = [f"{prefix}{site}{suffix}" for prefix in ("", PREFIX) for suffix in self.suffixes]
+        for name in names:
             if (folder / name).is_file():
                 return folder / name
-        raise UserError(f"site {site}: expected {site}{self.suffix} in {self.datalists}, found none")
+        raise UserError(f"site {site}: expected {names[0]} in {self.datalists}, found none")
 
     def _check_own(self, fewest: int) -> None:
         expect("labels", len(self.classes) >= fewest, f"at least {fewest} classes", self.labels)
@@ -91,6 +114,7 @@ class OwnData(Task):
         dict(self.attributes)  # raises where they cannot be read
 
 
-def sites_in(folder: Path, suffix: str) -> list[str]:
+def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
     """Names of the sites that have a list in ``folder``, sorted."""
-    return sorted(path.name.removesuffix(suffix).removeprefix(PREFIX) for path in folder.glob(f"*{suffix}"))
+    lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
+    return sorted({path.stem.removeprefix(PREFIX) for path in lists})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,72 +14,101 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.errors import UserError
+from fairflare.clinic.datalist import Item
+from fairflare.errors import DataError
 
 LOW, HIGH = 0.5, 99.5
 """Percentiles that images without a natural range (NIfTI, DICOM) are scaled between."""
 NATURAL = (".png", ".jpg", ".jpeg")
 
 
-def read_image(path: Path, channels: int, size: int) -> Tensor:
-    """uint8 (channels, size, size): a grey image is repeated, colours become grey by their mean, edges are resampled.
-
-    Raises:
-        UserError: the file cannot be read or is no single slice.
-    """
-    pixels = _slice(path)
-    if path.suffix.lower() not in NATURAL or pixels.max() > 255:
-        low, high = np.percentile(pixels, (LOW, HIGH))
-        pixels = np.clip((pixels - low) / max(high - low, 1e-6), 0, 1) * 255
-    image = torch.from_numpy(pixels).float()
-    if len(image) != channels:
-        image = image.mean(0, keepdim=True).expand(channels, -1, -1)
-    if image.shape[1:] != (size, size):
-        image = F.interpolate(image[None], (size, size), mode="bilinear", antialias=True, align_corners=False)[0]
-    return image.round().clamp(0, 255).to(torch.uint8)
-
-
-def read_mask(path: Path, values: Mapping[str, Sequence[int]], size: int, background: Sequence[int] = (0,)) -> Tensor:
-    """uint8 (C, size, size) of 0 and 1, a channel per structure.
+@dataclass(frozen=True)
+class Reader:
+    """Turns a datalist's item into what a network and its loss take, before any random transform.
 
     Args:
-        path: an image whose pixel values name structures.
-        values: structure -> the pixel values that belong to it; structures may share values (a cup lies in its disc).
-        size: edge in pixels, resampled to the nearest.
+        size: edge in pixels; images are resampled bilinearly with antialiasing, masks to the nearest pixel.
+        channels: 1 or 3: a grey image is repeated, colours become grey by their mean.
+        values: structure -> the pixel values that belong to it in a mask file; structures may share values (a cup lies
+            in its disc). None: an item's label is its class.
         background: pixel values of no structure.
-
-    Raises:
-        UserError: also for a pixel value that is neither the background's nor a structure's; names it and the known.
     """
-    pixels = _slice(path)[0]
-    known = {*background, *(v for group in values.values() for v in group)}
-    strange = sorted({float(v) for v in np.unique(pixels)} - known)
-    if strange:
-        shown = ", ".join(f"{v:g}" for v in strange[:5])
-        raise UserError(f"mask {path.name}: expected pixel values {sorted(known)}, got {shown}")
-    masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])
-    if masks.shape[1:] != (size, size):
-        masks = F.interpolate(masks[None], (size, size), mode="nearest")[0]
-    return masks.to(torch.uint8)
+
+    size: int
+    channels: int
+    values: Mapping[str, Sequence[int]] | None = None
+    background: Sequence[int] = (0,)
+
+    def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
+        """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
+
+        Raises:
+            DataError: "unreadable", "not_2d", "shape" (the mask's differs from the image's) or "mask_values".
+        """
+        pixels, stretched = _slice(item.image)
+        image = self._image(pixels, stretched)
+        if self.values is None:
+            return image, torch.tensor(item.label)
+        mask = _slice(item.label)[0][0]
+        if mask.shape != pixels.shape[1:]:
+            image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (pixels.shape[1:], mask.shape))
+            raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
+        return image, self._mask(mask, _named(item.label))
+
+    def image(self, source: Path | np.ndarray) -> Tensor:
+        """uint8 (channels, size, size)."""
+        return self._image(*_slice(source))
+
+    def mask(self, source: Path | np.ndarray) -> Tensor:
+        """uint8 (structures, size, size) of 0 and 1."""
+        return self._mask(_slice(source)[0][0], _named(source))
+
+    def _image(self, pixels: np.ndarray, stretched: bool) -> Tensor:
+        if stretched or pixels.max() > 255:
+            low, high = np.percentile(pixels, (LOW, HIGH))
+            pixels = np.clip((pixels - low) / max(high - low, 1e-6), 0, 1) * 255
+        image = torch.from_numpy(pixels).float()
+        if len(image) != self.channels:
+            image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
+        if image.shape[1:] != (self.size, self.size):
+            edges = (self.size, self.size)
+            image = F.interpolate(image[None], edges, mode="bilinear", antialias=True, align_corners=False)[0]
+        return image.round().clamp(0, 255).to(torch.uint8)
+
+    def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
+        known = {*self.background, *(v for group in self.values.values() for v in group)}
+        strange = sorted({float(v) for v in np.unique(pixels)} - known)
+        if strange:
+            shown = ", ".join(f"{v:g}" for v in strange[:5])
+            raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
+        masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in self.values.values()])
+        if masks.shape[1:] != (self.size, self.size):
+            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest")[0]
+        return masks.to(torch.uint8)
 
 
-def shape_of(path: Path) -> tuple[int, int]:
-    """Height and width of the stored slice."""
-    return _slice(path).shape[1:]
-
-
-def _slice(path: Path) -> np.ndarray:
-    """float32 (C, H, W) as stored."""
+def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
+    """float32 (C, H, W) as stored, and whether its range is the scanner's rather than 0 to 255."""
+    if isinstance(source, np.ndarray):
+        found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
+        return found.astype(np.float32), False
+    suffix = source.suffix.lower()
     try:
-        found = np.asarray(_loader(path.suffix.lower())(path), dtype=np.float32)
+        found = np.asarray(_loader(suffix)(source), dtype=np.float32)
     except Exception as error:  # readers raise whatever their libraries do
-        raise UserError(f"{path.name}: cannot be read as an image ({type(error).__name__})") from None
+        text = f"{source.name}: cannot be read as an image ({type(error).__name__})"
+        raise DataError("unreadable", text) from None
     found = found[..., 0] if found.ndim == 4 and found.shape[-1] == 1 else found
     if found.ndim == 3 and found.shape[0] not in (1, 3, 4) and found.shape[-1] == 1:
         found = np.moveaxis(found, -1, 0)
     if found.ndim != 3 or found.shape[0] not in (1, 2, 3, 4):
-        raise UserError(f"{path.name}: expected one 2D slice, got an array of shape {found.shape}")
-    return found[:3] if found.shape[0] == 4 else found[:1] if found.shape[0] == 2 else found  # without transparency
+        raise DataError("not_2d", f"{source.name}: expected one 2D slice, got an array of shape {found.shape}")
+    without_alpha = found[: {4: 3, 2: 1}.get(len(found), len(found))]
+    return without_alpha, suffix not in NATURAL
+
+
+def _named(source: Path | np.ndarray) -> str:
+    return source.name if isinstance(source, Path) else "an image in memory"
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Site data that fit in memory: small images and tables."""
+"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflare.clinic.files import FileSplit
 from fairflare.clinic.grouping import Grouping
 from fairflare.contracts import Batch, SplitName
 
@@ -43,9 +44,18 @@ class Split:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def labels(self) -> Tensor:
+        """int64 (N,) classes; empty where targets are masks."""
+        return self.targets if self.targets.dim() == 1 else torch.empty(0, dtype=torch.int64)
+
+    def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of each batch of row numbers."""
+        return ((self.inputs[rows], self.targets[rows]) for rows in batches)
+
 
 class TensorData:
-    """A site's three splits in memory, as ``contracts.SiteData`` describes.
+    """A site's three splits, as ``contracts.SiteData`` describes.
 
     Args:
         train: at least two examples.
@@ -60,9 +70,9 @@ class TensorData:
     def __init__(
         self,
         *,
-        train: Split,
-        val: Split,
-        test: Split,
+        train: Split | FileSplit,
+        val: Split | FileSplit,
+        test: Split | FileSplit,
         n_classes: int,
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
@@ -70,14 +80,20 @@ class TensorData:
     ) -> None:
         if len(train) < 2:
             raise ValueError(f"train: expected at least 2 examples, got {len(train)}")
-        self.splits: dict[str, Split] = {"train": train, "val": val, "test": test}
+        self.splits: dict[str, Split | FileSplit] = {"train": train, "val": val, "test": test}
         self.mean, self.std, self.augment = tuple(mean), tuple(std), augment
-        self.class_counts = torch.bincount(train.targets, minlength=n_classes) if n_classes else torch.empty(0)
+        self.class_counts = torch.bincount(train.labels, minlength=n_classes) if n_classes else torch.empty(0)
+        self.device = torch.device("cpu")
         self.grouped(Grouping())
+
+    def on(self, device: torch.device) -> TensorData:
+        """This object, which from now on transforms batches on ``device`` and leaves them there."""
+        self.device = device
+        return self
 
     def grouped(self, grouping: Grouping) -> TensorData:
         """This object, whose batches from now on tell the groups of ``grouping`` apart."""
-        self._groups = {name: grouping.index(s.targets, s.attributes) for name, s in self.splits.items()}
+        self._groups = {name: grouping.index(len(s), s.labels, s.attributes) for name, s in self.splits.items()}
         train = self._groups["train"]
         self.group_counts = torch.bincount(train[train >= 0], minlength=len(grouping.names))
         return self
@@ -99,9 +115,9 @@ class TensorData:
         generator = torch.Generator().manual_seed(seed)
         train = self.splits["train"]
         order = torch.randperm(len(train), generator=generator)
-        for rows in batches_of(order, batch_size):
-            inputs = as_float(train.inputs[rows])
-            targets = train.targets[rows]
+        batches = batches_of(order, batch_size)
+        for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
+            inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
             if self.augment:
                 inputs, targets = augmented(inputs, targets, generator)
             yield Batch(normalised(inputs, self.mean, self.std), targets, self._groups["train"][rows])
@@ -112,9 +128,10 @@ class TensorData:
         rows = torch.arange(len(chosen))
         if at_most is not None and at_most < len(chosen):
             rows = torch.linspace(0, len(chosen) - 1, at_most).round().long()
-        for part in rows.split(batch_size) if len(rows) else ():
-            inputs = normalised(as_float(chosen.inputs[part]), self.mean, self.std)
-            yield Batch(inputs, chosen.targets[part], self._groups[split][part])
+        parts = rows.split(batch_size) if len(rows) else ()
+        for part, (inputs, targets) in zip(parts, chosen.read(parts), strict=True):
+            inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
+            yield Batch(inputs, moved(targets, self.device), self._groups[split][part])
 
 
 def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -127,6 +144,13 @@ def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
     return batches
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; towards a GPU through pinned memory, so that copying and computing overlap."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def as_float(inputs: Tensor) -> Tensor:
     """uint8 images as float32 in [0, 1]; anything else as it is."""
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
@@ -136,7 +160,8 @@ def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
     if not mean:
         return images
-    return (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
+    return (images - mean) / std
 
 
 def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -147,7 +172,7 @@ def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tu
     flip = (torch.rand(n, generator=generator) < 0.5).float() * -2 + 1
     shift = torch.stack((dx, dy)) * 2 * TRANSLATION  # the grid runs from -1 to 1
     rows = (flip * angle.cos(), -angle.sin(), shift[0], flip * angle.sin(), angle.cos(), shift[1])
-    theta = torch.stack(rows, dim=1).view(n, 2, 3)
+    theta = torch.stack(rows, dim=1).view(n, 2, 3).to(images.device)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     if targets.dim() == 4:

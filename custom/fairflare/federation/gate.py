@@ -4,32 +4,28 @@
 from __future__ import annotations
 
 import math
-import numbers
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from fairflare.contracts import GROUP_COUNT, Reply, Scalar, StateDict
+from fairflare.federation.checks import (
+    MOST_EXAMPLES,
+    Refused,
+    Rejection,
+    check_tag,
+    checked_count,
+    checked_metrics,
+    first_good,
+    is_number,
+    left_out,
+    short,
+)
 from fairflare.federation.messages import Answer
 from fairflare.privacy.egress import all_finite
-
-T = TypeVar("T")
-MOST_EXAMPLES = 2**40
-LONGEST = 64
-MOST_METRICS = 64
-LARGEST_METRIC = 1e12
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Why a site's answer does not count in this round."""
-
-    site: str
-    code: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,6 @@ class Verdict:
     replies: list[Reply]
     rejections: list[Rejection]
     flags: dict[str, list[str]]
-
-
-class _Refused(Exception):
-    def __init__(self, code: str, detail: str) -> None:
-        self.code, self.detail = code, one_line(detail)
 
 
 @dataclass(frozen=True)
@@ -80,15 +71,13 @@ class Gate:
             round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
         """
-        accepted, refused, repeated = _first_good(
-            answers, lambda a: self._accept(a, model, round, declared.get(a.site))
-        )
+        accepted, refused, repeated = first_good(answers, lambda a: self._accept(a, model, round, declared.get(a.site)))
         flags: dict[str, list[str]] = {}
         for site in repeated:
             flags.setdefault(site, []).append("duplicate")
         self._reject_outliers(accepted, refused, flags)
         replies = [accepted[site] for site in sorted(accepted)]
-        return Verdict(replies, _left_out(refused, accepted), {site: flags[site] for site in sorted(flags)})
+        return Verdict(replies, left_out(refused, accepted), {site: flags[site] for site in sorted(flags)})
 
     def inspect_second(
         self, answers: Sequence[Answer], round: int
@@ -96,15 +85,15 @@ class Gate:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
-            _check_tag(answer, round)
+            check_tag(answer, round)
             return _checked_scalars(answer.scalars, self.anchored, ())
 
-        found, refused, _ = _first_good(answers, accept)
-        return found, _left_out(refused, found)
+        found, refused, _ = first_good(answers, accept)
+        return found, left_out(refused, found)
 
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
-        _check_tag(answer, round)
-        n_examples = _checked_count(answer.n_examples, declared)
+        check_tag(answer, round)
+        n_examples = checked_count(answer.n_examples, declared)
         scalars = _checked_scalars(answer.scalars, self.scalars, self.wanted)
         _check_group_counts(scalars, n_examples)
         return Reply(
@@ -136,56 +125,14 @@ def inspect_evaluation(
     answers: Sequence[Answer], round: int, groups: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
     """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections."""
-    found, refused, _ = _first_good(answers, lambda a: _checked_splits(a, round, groups))
-    return {site: found[site] for site in sorted(found)}, _left_out(refused, found)
-
-
-def inspect_counts(answers: Sequence[Answer]) -> tuple[dict[str, int], list[Rejection]]:
-    """Site -> n_k of the answers to "declare", and the rejections."""
-    found, refused, _ = _first_good(answers, _checked_declaration)
-    return {site: found[site] for site in sorted(found)}, _left_out(refused, found)
-
-
-def _first_good(
-    answers: Sequence[Answer], check: Callable[[Answer], T]
-) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
-    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on."""
-    found: dict[str, T] = {}
-    refused: dict[str, Rejection] = {}
-    repeated: list[str] = []
-    for answer in answers:
-        if answer.site in found:
-            repeated.append(answer.site)
-            continue
-        try:
-            found[answer.site] = check(answer)
-        except _Refused as error:
-            refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
-        except Exception as error:  # an answer may hold anything: whatever breaks a check is no answer
-            refused.setdefault(answer.site, Rejection(answer.site, "malformed", type(error).__name__))
-    return found, refused, repeated
-
-
-def _left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list[Rejection]:
-    return [refused[site] for site in sorted(refused) if site not in found]
-
-
-def _check_tag(answer: Answer, round: int | None) -> None:
-    if answer.error:
-        raise _Refused("site_error", str(answer.error))
-    if round is not None and (type(answer.round) is not int or answer.round != round):
-        raise _Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
-
-
-def _checked_declaration(answer: Answer) -> int:
-    _check_tag(answer, None)
-    return _checked_count(answer.n_examples, None)
+    found, refused, _ = first_good(answers, lambda a: _checked_splits(a, round, groups))
+    return {site: found[site] for site in sorted(found)}, left_out(refused, found)
 
 
 def _checked_splits(answer: Answer, round: int, groups: Sequence[str]) -> dict[str, Any]:
-    _check_tag(answer, round)
+    check_tag(answer, round)
     if not isinstance(answer.metrics, Mapping):
-        raise _Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
+        raise Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
     told = answer.metrics.get("groups")
     told = told if isinstance(told, Mapping) else {}
     found = {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")}
@@ -193,7 +140,7 @@ def _checked_splits(answer: Answer, round: int, groups: Sequence[str]) -> dict[s
     for split, cells in found["groups"].items():
         total = sum(cell["n"] for cell in cells.values())
         if total > found["n"].get(split, 0.0):
-            raise _Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
+            raise Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
     return found
 
 
@@ -220,10 +167,10 @@ def _checked_scalars(scalars: Any, specs: Sequence[Scalar], wanted: Sequence[str
     known = {s.name: s for s in specs}
     for name in wanted:
         if name not in scalars:
-            raise _Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
+            raise Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
     extra = sorted(map(str, set(scalars) - set(known)))
     if extra:
-        raise _Refused("scalar_unknown", f"scalar {_short(extra[0])!r}: not one that this method's probes report")
+        raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
     return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
 
 
@@ -231,38 +178,30 @@ def _check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
     """Groups are parts of the training split: whole numbers whose sum is not above its size."""
     counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
     if any(value != int(value) for value in counts) or sum(counts) > n_examples:
-        raise _Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
+        raise Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
 
 
 def _in_range(spec: Scalar, value: Any) -> float:
     if not is_number(value):
-        raise _Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
+        raise Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
     if not math.isfinite(value):
-        raise _Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
+        raise Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
     if not spec.low <= value <= spec.high:
-        raise _Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
+        raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
     return float(value)
-
-
-def _checked_count(value: Any, declared: int | None) -> int:
-    if not is_number(value) or not math.isfinite(value) or value != int(value) or not 0 < value <= MOST_EXAMPLES:
-        raise _Refused("n_examples", f"n_examples: expected a whole number above 0, got {_short(repr(value))}")
-    if declared is not None and value > declared:
-        raise _Refused("count_mismatch", f"n_examples: expected at most the declared {declared}, got {int(value)}")
-    return int(value)
 
 
 def _checked_update(answer: Answer, model: StateDict) -> StateDict:
     """The update with the model's own types; nothing of it is kept when any entry is wrong."""
     if answer.update_kind != "diff":
-        raise _Refused("params_type", f"expected a difference, got {_short(str(answer.update_kind))!r}")
+        raise Refused("params_type", f"expected a difference, got {short(str(answer.update_kind))!r}")
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(answer.update, Mapping):
-        raise _Refused("keys", f"expected {len(expected)} tensors, got {type(answer.update).__name__}")
+        raise Refused("keys", f"expected {len(expected)} tensors, got {type(answer.update).__name__}")
     missing, extra = sorted(set(expected) - set(answer.update)), sorted(map(str, set(answer.update) - set(expected)))
     if missing or extra:
-        what = f"missing {_short(missing[0])!r}" if missing else f"unexpected {_short(extra[0])!r}"
-        raise _Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
+        what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
+        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
     return {key: _checked_tensor(key, answer.update[key], value) for key, value in expected.items()}
 
 
@@ -272,47 +211,16 @@ def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
         value = value.materialize()  # FLARE keeps large tensors on disk until someone looks at them
     tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
     if not isinstance(tensor, torch.Tensor):
-        raise _Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
+        raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
     if tuple(tensor.shape) != tuple(like.shape):
-        raise _Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
+        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
-        raise _Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
+        raise Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
     if tensor.layout is not torch.strided or tensor.is_meta:
-        raise _Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
+        raise Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
     tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
     if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
-        raise _Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
+        raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
     if not all_finite(tensor):
-        raise _Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
+        raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
     return tensor
-
-
-def checked_metrics(metrics: Any) -> dict[str, float]:
-    """The usable numbers with short names among ``metrics``; they inform people, so a bad one is just dropped."""
-    if not isinstance(metrics, Mapping):
-        return {}
-    kept = {one_line(str(name)): value for name, value in metrics.items() if len(str(name)) <= LONGEST}
-    numbers = {name: float(kept[name]) for name in sorted(kept) if is_number(kept[name])}
-    usable = {name: value for name, value in numbers.items() if abs(value) <= LARGEST_METRIC}
-    return dict(list(usable.items())[:MOST_METRICS])
-
-
-def is_number(value: Any) -> bool:
-    """A real number (numpy's included) that fits a float; not a bool and not text."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return False
-    try:
-        float(value)
-    except (OverflowError, ValueError, TypeError):
-        return False
-    return True
-
-
-def one_line(text: str) -> str:
-    """Printable, without control characters, and short: what sites send ends up in logs and terminals."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 4 * LONGEST])
-    return clean if len(clean) <= 2 * LONGEST else clean[: 2 * LONGEST - 1] + "…"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

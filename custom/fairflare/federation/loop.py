@@ -15,17 +15,13 @@ import torch
 from fairflare.contracts import Reply, Round, StateDict
 from fairflare.errors import RunFailed, UserError
 from fairflare.federation.audit import AuditLog, model_hash
-from fairflare.federation.gate import (
-    Gate,
-    Rejection,
-    Verdict,
-    checked_metrics,
-    inspect_counts,
-    inspect_evaluation,
-)
+from fairflare.federation.checks import Rejection, checked_metrics
+from fairflare.federation.gate import Gate, Verdict, inspect_evaluation
 from fairflare.federation.messages import Answer, Instruction, Transport
+from fairflare.federation.preflight import inspect_preflight, refusal
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
 from fairflare.rules.base import Outcome, Rule
+from fairflare.versions import all_versions
 
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model.pt"
@@ -99,34 +95,38 @@ class Federation:
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         if path.exists():
             standing = load_checkpoint(path)
-            self._sha256 = model_hash(standing.model)
             (self.folder / MODEL).unlink(missing_ok=True)
-            self._log("resume", from_round=standing.round, model_sha256=self._sha256)
-            return standing
-        self._sha256 = model_hash(initial)
-        if begun:
+        elif begun:
             # Killed in the first round: the log has begun, and no checkpoint had been written.
-            self._log("resume", from_round=0, model_sha256=self._sha256)
-            return Checkpoint(round=0, model=initial, declared=begun.get("declared", {}))
-        declared, rejections = self._ask_counts()
-        self._log(
-            "start",
-            **self.header,
-            rounds=self.rounds,
-            sites=self._training_sites(),
-            declared=declared,
-            rejected=_by_site(rejections),
-            model_sha256=self._sha256,
-        )
-        return Checkpoint(round=0, model=initial, declared=declared)
+            standing = Checkpoint(round=0, model=initial, declared=begun.get("declared", {}))
+        else:
+            standing = Checkpoint(round=0, model=initial)
+        self._sha256 = model_hash(standing.model)
+        return self._preflight(standing, resumed=bool(begun) or path.exists())
 
-    def _ask_counts(self) -> tuple[dict[str, int], list[Rejection]]:
-        """n_k of every site, before anything is at stake: no later answer may claim more."""
-        first = Round(1, self.rounds)
-        asked = {site: Instruction("declare", first, {}) for site in self._training_sites()}
+    def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
+        """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
+
+        Raises:
+            RunFailed: a site has errors, or differs in this package's version. The audit log says which.
+        """
+        asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
         answers = list(self.transport.exchange(asked))
-        declared, rejections = inspect_counts(answers)
-        return declared, rejections + _silent(asked, answers)
+        statements, rejections = inspect_preflight(answers, all_versions())
+        rejections += _silent(asked, answers)
+        told = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
+        standing = dataclasses.replace(standing, declared={**told, **standing.declared})  # the first word counts
+        found = {site: statement.to_json() for site, statement in statements.items()}
+        shared = {"preflight": found, "rejected": _by_site(rejections), "model_sha256": self._sha256}
+        if resumed:
+            self._log("resume", from_round=standing.round, **shared)
+        else:
+            about = {**self.header, "rounds": self.rounds, "sites": self._training_sites()}
+            self._log("start", **about, declared=dict(standing.declared), **shared)
+        if reason := refusal(statements, rejections):
+            self._close(standing, "failed", reason)
+            raise RunFailed(reason)
+        return standing
 
     def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
         """Leave the last good model as a plain file and say how the run ended."""

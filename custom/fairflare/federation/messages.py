@@ -9,14 +9,15 @@ from typing import Any, Literal, Protocol
 
 from fairflare.contracts import Round, StateDict
 
-TaskName = Literal["declare", "train", "compare", "evaluate"]
+TaskName = Literal["preflight", "train", "compare", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Instruction:
     """Server to site: what to do, the model, and the numbers meant for this site alone.
 
-    "declare" carries no model and asks for the site's number of training examples; "train" is a round;
+    "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
+    training examples; "train" is a round;
     "compare" is a round's second exchange, whose model is the rule's anchor; "evaluate" asks how the model does on the
     site's own splits.
     """
@@ -38,8 +39,9 @@ class Answer:
         update_kind: "diff" is the only kind that is aggregated.
         n_examples: n_k.
         scalars: probe numbers.
-        metrics: validation metrics of the received model ("train"), or {split: metrics} and
-            {"groups": {split: {group: {"n", "value"}}}} ("evaluate").
+        metrics: validation metrics of the received model ("train"), {split: metrics} and
+            {"groups": {split: {group: {"n", "value"}}}} ("evaluate"), or {"findings": see ``findings.packed``,
+            "versions": {name: version}} ("preflight").
         seconds: wall time at the site by phase, for the report only.
         error: a code when the site could not do its work; then the rest is empty.
     """

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.contracts import Batch, LocalWork, SiteData, SplitName, StateDict, Training
+from fairflare.execution import Execution
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
+from fairflare.findings import Finding, packed
 from fairflare.objectives import Objective, local_objective
 from fairflare.privacy.counts import released
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
+from fairflare.versions import all_versions
 
 TRAINED = "trained model"
 
@@ -46,37 +49,44 @@ class Site:
 
     Attributes:
         name: the site's name.
-        data: its data.
+        data: its data; None: what ``look`` finds when they are first needed.
         network: overwritten by every received model; sites in one process may share it.
         trainer: how it trains.
         probes: what it measures, each at its own time (``Probe.when``).
         training: local training settings.
         scoring: how the task scores outputs.
         seed: the run's seed.
-        device: where it computes.
+        execution: where and how it computes.
         stop_if_aborted: called once per batch.
         objective: see ``LocalWork``.
         groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
         memory: what it keeps from round to round.
         egress: what may leave the site; None checks nothing.
+        look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
+        tell: called with every finding, whose text is for the people at the site.
     """
 
     name: str
-    data: SiteData
+    data: SiteData | None
     network: nn.Module
     trainer: Trainer
     probes: Sequence[Probe]
     training: Training
     scoring: Scoring
     seed: int
-    device: torch.device = torch.device("cpu")
+    execution: Execution = field(default_factory=Execution)
     stop_if_aborted: Callable[[], None] = field(default=lambda: None)
     objective: Callable[[Tensor, float], Objective] = local_objective
     groups: tuple[str, ...] = ()
     min_count: int | None = 10
     memory: SiteMemory = field(default_factory=SiteMemory)
     egress: Egress | None = None
+    look: Callable[[], tuple[list[Finding], SiteData | None]] = lambda: ([], None)
+    tell: Callable[[Finding], None] = lambda finding: None
+
+    def __post_init__(self) -> None:
+        self._findings: list[Finding] = []
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
@@ -90,15 +100,50 @@ class Site:
         return answer
 
     def _answer(self, instruction: Instruction) -> Answer:
-        if instruction.task == "declare":
-            return Answer(site=self.name, round=instruction.round.number, n_examples=self.data.size("train"))
-        work = {"train": self._train, "compare": self._compare, "evaluate": self._evaluate}
+        work = {
+            "preflight": self._preflight,
+            "train": self._train,
+            "compare": self._compare,
+            "evaluate": self._evaluate,
+        }
         if instruction.task not in work:
-            raise ValueError(f"unknown task {instruction.task!r}; known: declare, {', '.join(work)}")
+            raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
         seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
         seed_everything(seed)
-        self.network.to(self.device)
+        if instruction.task != "preflight" and self._find_data():
+            raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
+        self.execution.place(self.network)
         return work[instruction.task](instruction, seed)
+
+    def _find_data(self) -> list[Finding]:
+        """Look for the data unless they are there; what is wrong when they cannot be used."""
+        if self.data is not None:
+            return []
+        found, self.data = self.look()
+        for finding in found:
+            self.tell(finding)
+        self._findings = found
+        return found if self.data is None else []
+
+    def _preflight(self, instruction: Instruction, seed: int) -> Answer:
+        """Look at the data, and on a GPU whether a batch fits."""
+        self._find_data()
+        found = list(self._findings)
+        if self.data is not None and self.execution.on_gpu and not self._batch_fits():
+            text = f"a batch of {self.training.batch_size} does not fit; it is trained on in parts"
+            found.append(Finding("warning", "gpu_memory", "train", self.training.batch_size, text))
+            self.tell(found[-1])
+        return Answer(
+            site=self.name,
+            round=instruction.round.number,
+            n_examples=self.data.size("train") if self.data is not None else None,
+            metrics={"findings": packed(found), "versions": all_versions()},
+        )
+
+    def _batch_fits(self) -> bool:
+        batch = next(iter(self.data.training(self.training.batch_size, 0))).to(self.execution.device)
+        objective = self.objective(self.data.class_counts.to(self.execution.device), self.training.logit_tau)
+        return self.execution.fits(self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets))
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
         self.network.load_state_dict(instruction.model)
@@ -155,7 +200,7 @@ class Site:
             round=instruction.round,
             seed=seed,
             orders=instruction.orders,
-            device=self.device,
+            execution=self.execution,
             stop_if_aborted=self.stop_if_aborted,
             memory=memory,
             received=instruction.model,
@@ -186,7 +231,7 @@ class Site:
 
     def _predict(self, split: SplitName) -> tuple[Tensor, Tensor, Tensor]:
         batches = self.data.fixed(split, self.training.batch_size)
-        return predict(self.network, batches, self.device, self.scoring.condense, self.stop_if_aborted)
+        return predict(self.network, batches, self.execution.device, self.scoring.condense, self.stop_if_aborted)
 
     def _group_values(self, outputs: Tensor, targets: Tensor, groups: Tensor) -> dict[str, dict[str, float]]:
         """Size and mean of hits of every group whose count may leave the site."""

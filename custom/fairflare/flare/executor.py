@@ -16,11 +16,14 @@ from nvflare.apis.signal import Signal
 
 from fairflare.assembly import build_parts, build_site
 from fairflare.config import RunConfig
+from fairflare.errors import DataError
 from fairflare.federation.site import Site
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
 LOCAL_LOG = "fairflare_errors.txt"
-TASKS = ["declare", "train", "compare", "evaluate"]
+LOCAL_FINDINGS = "fairflare_preflight.txt"
+"""Files of the site's own, in the job's folder there."""
+TASKS = ["preflight", "train", "compare", "evaluate"]
 MEMORY = "fairflare_memory.pt"
 
 
@@ -70,8 +73,22 @@ class FairExecutor(Executor):
             memory = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / MEMORY
             parts = build_parts(config, at_site=True)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            self._site = build_site(config, parts, fl_ctx.get_identity_name(), memory=memory, local=local)
+            findings = memory.with_name(LOCAL_FINDINGS)
+            findings.unlink(missing_ok=True)
+            self._site = build_site(
+                config,
+                parts,
+                fl_ctx.get_identity_name(),
+                memory=memory,
+                local=local,
+                tell=lambda finding: _append(findings, str(finding)),
+            )
         return self._site
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def _raise_if(abort_signal: Signal) -> None:
@@ -80,4 +97,6 @@ def _raise_if(abort_signal: Signal) -> None:
 
 
 def _public_name(error: Exception) -> str:
+    if isinstance(error, DataError):
+        return f"DataError {error.code}"
     return "OutOfMemory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__

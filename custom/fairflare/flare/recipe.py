@@ -13,7 +13,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 import fairflare
-from fairflare import registry
+from fairflare import registry, user_code
 from fairflare.assembly import site_names, without_folders, without_weights
 from fairflare.config import RunConfig
 from fairflare.errors import UserError
@@ -22,6 +22,7 @@ from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
 
 PACKAGE = "fairflare"
+CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 SHORT = 0.02
 """Seconds between polls in the simulator, where FLARE's defaults (2 s, 0.5 s) would be most of the run."""
 
@@ -54,12 +55,18 @@ class FairRecipe(Recipe):
         return site_names(self.config)
 
     def finalize(self) -> None:
-        """Put a clean copy of the package into the job."""
+        """Put a clean copy of the package into the job, and the user's own files."""
         if self._staging is None:
             self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
             package = stage_package(Path(self._staging.name))
             self._job.add_file_to_server(str(package), dest_dir=PACKAGE)
             self._job.add_file_to_clients(str(package), dest_dir=PACKAGE)
+            for path in user_code.code_files():
+                folder = path.name if path.is_dir() else None
+                if folder:
+                    path = shutil.copytree(path, package.parent / folder, ignore=CACHES)
+                self._job.add_file_to_server(str(path), dest_dir=folder)
+                self._job.add_file_to_clients(str(path), dest_dir=folder)
 
 
 def job_name(config: RunConfig) -> str:
@@ -71,7 +78,7 @@ def stage_package(folder: Path) -> Path:
     """A copy of this package without caches, plugins among its rules; FLARE would ship links as empty folders."""
     target = folder / PACKAGE
     source = Path(fairflare.__file__).parent
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copytree(source, target, ignore=CACHES)
     for plugin in registry.plugin_files():
         if (target / "rules" / plugin.name).exists():
             raise UserError(f"plugin {plugin.name}: the package has a rule file of that name; rename the plugin")

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from fairflare import registry
+from fairflare import registry, user_code
 from fairflare.clinic.base import DATA_FOLDER
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
+from fairflare.flare.executor import LOCAL_FINDINGS
+from fairflare.site_config import VARIABLE as SITE_CONFIG
 
 RESULT = Path("server") / "simulate_job" / "fairflare"
 LOG = "flare_log.txt"
@@ -65,7 +67,7 @@ def run_simulator(
 
 def _environment() -> dict[str, str]:
     """This process's environment with absolute data folders: FLARE's processes run somewhere else."""
-    folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER,) if os.environ.get(name)}
+    folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER, SITE_CONFIG) if os.environ.get(name)}
     plugins = [os.path.abspath(path) for path in registry.plugin_files()]
     return {**os.environ, **folders, **({registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {})}
 
@@ -75,6 +77,9 @@ def _fetch(workspace: Path, folder: Path) -> None:
     found = next(workspace.glob(f"*/{RESULT}"), None)
     for item in sorted(found.iterdir()) if found else ():
         shutil.move(str(item), folder / item.name)
+    for findings in sorted(workspace.glob(f"*/*/simulate_job/app_*/{LOCAL_FINDINGS}")):
+        site = findings.parent.name.removeprefix("app_")
+        shutil.move(str(findings), folder / f"preflight_{site}.txt")
 
 
 def _last_words(log: Path) -> str:
@@ -124,6 +129,9 @@ def main(workspace: str, threads: str) -> None:
 
     config = RunConfig.from_json(json.loads((Path(workspace) / "config.json").read_text()))
     recipe = FairRecipe(config)
+    recipe.finalize()
+    # From here on the user's files are the job's: whoever runs it elsewhere has no others.
+    os.environ.pop(user_code.VARIABLE, None)
     recipe.run(SimEnv(clients=recipe.sites, num_threads=int(threads), workspace_root=workspace))
 
 

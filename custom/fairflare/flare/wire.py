@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions and answers as FLARE's ``FLModel``, both ways.
 
-declare   down: empty weights;  up: meta {n_examples}
+preflight down: empty weights;  up: findings and versions as metrics, meta {n_examples}
 train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
           up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
                 meta {fairflare: 1, n_examples, scalars, seconds}
@@ -54,7 +54,7 @@ def answer_to_shareable(answer: Answer) -> Shareable:
     model = FLModel(
         params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
         params_type=ParamsType.DIFF if answer.update is not None else None,
-        # FLARE sends nothing without weights or metrics; a declaration and a second answer have neither.
+        # FLARE sends nothing without weights or metrics; a second answer has neither.
         metrics=dict(answer.metrics) or (None if answer.update is not None else ANSWERED),
         current_round=answer.round,
         meta={

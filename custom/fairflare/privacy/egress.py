@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from fairflare.contracts import Scalar, StateDict
+from fairflare.findings import KINDS
+from fairflare.versions import NAMES, TEXT
 
 PHASES = ("validate", "probe", "train", "report", "compare")
 SPLITS = ("val", "test")
@@ -55,6 +57,8 @@ class Egress:
             _check_numbers("count", {"n_examples": n_examples}, {"n_examples": (1.0, LARGEST)})
         if task == "evaluate":
             self._check_evaluation(metrics)
+        elif task == "preflight":
+            _check_statement(metrics)
         else:
             self._check_metrics(metrics if task == "train" else {})
 
@@ -86,6 +90,16 @@ class Egress:
             _check_names("group", cells, self.groups)
             for cell in cells.values():
                 _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
+
+
+def _check_statement(metrics: Any) -> None:
+    """Findings as codes with counts, and versions: no text of a site's own."""
+    _check_names("preflight", metrics, ("findings", "versions"))
+    _check_numbers("finding", metrics.get("findings", {}), dict.fromkeys(KINDS, (0.0, LARGEST)))
+    told = metrics.get("versions", {})
+    _check_names("version", told, NAMES)
+    if not all(isinstance(text, str) and TEXT.fullmatch(text) for text in told.values()):
+        raise EgressRefused("version: not one")
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

@@ -48,6 +48,14 @@ class Trainer(ABC):
         """What the task lacks for this trainer, in words that end a sentence; empty when nothing is missing."""
         return ""
 
+    def backward(self, work: LocalWork, objective: Objective, batch: Batch) -> Tensor:
+        """Add the gradient of the batch's mean loss to the network's gradients; returns that loss."""
+
+        def part(outputs: Tensor, rows: slice) -> Tensor:
+            return objective(outputs, batch.targets[rows]) * (len(outputs) / len(batch.targets))
+
+        return work.execution.backward(work.network, batch.inputs, part)
+
     @abstractmethod
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""

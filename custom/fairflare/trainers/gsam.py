@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -55,12 +56,7 @@ class GSAM(Trainer):
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One GSAM step at rho(t)."""
         rho = rho_at(work.round, self.rho_max, self.rho_tau)
-
-        def closure() -> Tensor:
-            loss = objective(work.network(batch.inputs), batch.targets)
-            loss.backward()
-            return loss
-
+        closure = partial(self.backward, work, objective, batch)
         return gsam_step(work.network, optimizer, closure, rho, self.gsam_alpha)
 
 

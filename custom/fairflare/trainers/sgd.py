@@ -22,7 +22,6 @@ class PlainTrainer(Trainer):
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """g = grad f(w); optimizer step on g."""
         optimizer.zero_grad(set_to_none=True)
-        loss = objective(work.network(batch.inputs), batch.targets)
-        loss.backward()
+        loss = self.backward(work, objective, batch)
         optimizer.step()
         return loss

@@ -37,16 +37,21 @@ class WeightedTrainer(Trainer):
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[batch.groups % len(of_groups)].to(work.device)
         optimizer.zero_grad(set_to_none=True)
-        losses = objective(work.network(batch.inputs), batch.targets, reduction="none")
-        if self.weight_sum == "batch":
-            own = float(of_groups[:-1].mean()) if len(of_groups) > 1 else 0.0
-            total = s.sum()
-            loss = shared * losses.mean() + (own * (s * losses).sum() / total if total > 0 else 0.0)
-        else:
-            loss = ((shared + s) * losses).mean()
-        loss.backward()
+        own = float(of_groups[:-1].mean()) if len(of_groups) > 1 else 0.0
+        total, plain = s.sum(), torch.zeros(len(s), dtype=torch.float64, device=work.device)
+
+        def part(outputs: Tensor, rows: slice) -> Tensor:
+            losses = objective(outputs, batch.targets[rows], reduction="none")
+            plain[rows] = losses.detach().double()
+            share = len(losses) / len(s)
+            if self.weight_sum == "one":
+                return ((shared + s[rows]) * losses).mean() * share
+            grouped = own * (s[rows] * losses).sum() / total if total > 0 else 0.0
+            return shared * losses.mean() * share + grouped
+
+        work.execution.backward(work.network, batch.inputs, part)
         optimizer.step()
-        return losses.detach().mean()
+        return plain.mean()
 
     def _weights(self, work: LocalWork) -> tuple[float, Tensor]:
         """s_0 and float32 (M + 1,) s_g; the last one is for examples in no group.

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
+from fairflare.clinic.datalist import read_datalist
+from fairflare.clinic.images import image_data
 from fairflare.clinic.own import OwnData
-from fairflare.clinic.pictures import read_image
-from fairflare.clinic.tensors import Split, TensorData
+from fairflare.clinic.pictures import Reader
+from fairflare.clinic.tensors import TensorData
 from fairflare.contracts import Training
-
-MEAN, STD = 0.5, 0.25
+from fairflare.site_config import SiteConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,9 @@ class Classification(OwnData):
         attribute_values: sensitive attributes and their values.
         size: edge in pixels that images are resampled to, 32..1024.
         channels: 1 (grey) or 3.
-        model: "small-cnn" (GroupNorm), "small-cnn-bn" (BatchNorm) or "resnet18" (BatchNorm).
+        build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
+        model: "small-cnn", "resnet18", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        norm: "group", "instance" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images.
         pretrained_weights: path of a state dict for resnet18, on the server's machine.
     """
@@ -50,7 +51,7 @@ class Classification(OwnData):
         ),
         "paper": Preset(
             "224 pixels, ResNet-18, Adam at 3e-4, as FedISM+ trains; for a GPU",
-            {"size": 224, "model": "resnet18", "augment": True},
+            {"size": 224, "model": "resnet18", "norm": "batch", "augment": True},
             Training(rounds=300, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4),
         ),
     }
@@ -61,7 +62,9 @@ class Classification(OwnData):
     attribute_values: str = ""
     size: int = 64
     channels: int = 3
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    build_data: str = ""
+    model: str = "small-cnn"
+    norm: Literal["group", "instance", "batch"] = "group"
     augment: bool = False
     pretrained_weights: str | None = None
 
@@ -70,28 +73,22 @@ class Classification(OwnData):
         self._check_own(fewest=2)
         expect("size", 32 <= self.size <= 1024, "32..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.pretrained_weights is not None:
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
         """Images (N, channels, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
-        return networks.build(self.model, self.channels, len(self.classes), **options)
+        shape = (self.channels, self.size, self.size)
+        return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
 
-    def read(self, datalist: Path, root: Path) -> TensorData:
-        """All images of the list, in memory."""
-        found = read_datalist(datalist, root, masks=False, n_classes=len(self.classes))
-        splits = {split: self._split(items) for split, items in found.items()}
-        mean, std = [MEAN] * self.channels, [STD] * self.channels
-        return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
+    def read(self, own: SiteConfig) -> TensorData:
+        """The images of the site's datalist."""
+        root = Path(own.data_root)
+        found = read_datalist(root / own.datalist, root, masks=False, n_classes=len(self.classes))
+        return image_data(found, self, Reader(self.size, self.channels), own=own, augment=self.augment)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
-
-    def _split(self, items: list[Item]) -> Split:
-        shape = (0, self.channels, self.size, self.size)
-        images = [read_image(item.image, self.channels, self.size) for item in items]
-        inputs = torch.stack(images) if images else torch.empty(shape, dtype=torch.uint8)
-        labels = torch.tensor([item.label for item in items], dtype=torch.int64)
-        return Split(inputs, labels, attribute_columns(items, list(self.attributes)))

@@ -42,7 +42,7 @@ class Digits(Task):
         images_per_site: train, validation and test together; the mean over a domain's sites where ``alpha`` > 0.
         test_images: of each domain's shared test set.
         alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18"; the paper's is a ResNet-10.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
         augment: training images moved by up to 4 pixels, the paper's random crop.
         data_seed: 0..2**32-1.
     """
@@ -62,8 +62,8 @@ class Digits(Task):
             Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5),
         ),
         "paper": Preset(
-            "the paper's setting: 20 sites, 5 per look, ResNet, 200 rounds of 10 epochs; for a GPU",
-            {"n_sites": 20, "images_per_site": 250, "model": "resnet18", "augment": True},
+            "the paper's setting: 20 sites, 5 per look, ResNet-10, 200 rounds of 10 epochs; for a GPU",
+            {"n_sites": 20, "images_per_site": 250, "model": "resnet10", "augment": True},
             Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5),
         ),
     }
@@ -72,7 +72,7 @@ class Digits(Task):
     images_per_site: int = 400
     test_images: int = 500
     alpha: float = 0.0
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     augment: bool = False
     data_seed: int = 2024
 

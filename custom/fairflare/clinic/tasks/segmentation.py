@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
-from fairflare.clinic import networks
+from fairflare.clinic import own_network
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.datalist import Item, attribute_columns, read_datalist
+from fairflare.clinic.datalist import read_datalist
+from fairflare.clinic.images import image_data
 from fairflare.clinic.masks import PAPER, SMALL, Masks
 from fairflare.clinic.own import OwnData
-from fairflare.clinic.pictures import read_image, read_mask
-from fairflare.clinic.tensors import Split, TensorData
+from fairflare.clinic.pictures import Reader
+from fairflare.clinic.tensors import TensorData
 from fairflare.errors import UserError
+from fairflare.site_config import SiteConfig
 
-MEAN, STD = 0.5, 0.25
 BACKGROUND = "background"
 
 
@@ -37,8 +37,9 @@ class Segmentation(Masks, OwnData):
         attribute_values: sensitive attributes and their values.
         size: edge in pixels that images and masks are resampled to, a multiple of 16 in 32..1024.
         channels: 1 (grey) or 3.
-        model: "small-unet" or "unet", the papers'.
-        norm: "instance", "group" or "batch" (the papers').
+        build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
+        model: "small-unet", "unet" (the papers'), or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        norm: "instance", "group" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images, masks with them.
     """
 
@@ -66,7 +67,8 @@ class Segmentation(Masks, OwnData):
     attribute_values: str = ""
     size: int = 64
     channels: int = 1
-    model: Literal["small-unet", "unet"] = "small-unet"
+    build_data: str = ""
+    model: str = "small-unet"
     norm: Literal["instance", "group", "batch"] = "instance"
     augment: bool = False
 
@@ -75,6 +77,7 @@ class Segmentation(Masks, OwnData):
         self._check_own(fewest=1)
         expect("size", 32 <= self.size <= 1024 and self.size % 16 == 0, "a multiple of 16 in 32..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        own_network.check_model(self.model, ("small-unet", "unet"))
         self.values()
 
     @property
@@ -100,20 +103,11 @@ class Segmentation(Masks, OwnData):
 
     def network(self) -> nn.Module:
         """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
-        return networks.build(self.model, self.channels, len(self.classes), norm=self.norm)
+        edges = (self.size, self.size)
+        return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
 
-    def read(self, datalist: Path, root: Path) -> TensorData:
-        """All images and masks of the list, in memory."""
-        found = read_datalist(datalist, root, masks=True, n_classes=0)
-        splits = {split: self._split(items) for split, items in found.items()}
-        mean, std = [MEAN] * self.channels, [STD] * self.channels
-        return TensorData(**splits, n_classes=0, mean=mean, std=std, augment=self.augment)
-
-    def _split(self, items: list[Item]) -> Split:
-        images = [read_image(item.image, self.channels, self.size) for item in items]
-        values, background = self.values()
-        masks = [read_mask(Path(item.label), values, self.size, background) for item in items]
-        empty = torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
-        none = torch.empty(0, len(self.classes), self.size, self.size, dtype=torch.uint8)
-        inputs, targets = torch.stack(images) if images else empty, torch.stack(masks) if masks else none
-        return Split(inputs, targets, attribute_columns(items, list(self.attributes)))
+    def read(self, own: SiteConfig) -> TensorData:
+        """The images and masks of the site's datalist."""
+        root = Path(own.data_root)
+        found = read_datalist(root / own.datalist, root, masks=True, n_classes=0)
+        return image_data(found, self, Reader(self.size, self.channels, *self.values()), own=own, augment=self.augment)

@@ -6,20 +6,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import Preset, standardise
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.own import OwnData
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.contracts import Training
-from fairflare.errors import UserError
+from fairflare.errors import DataError, UserError
 from fairflare.seeds import derive
+from fairflare.site_config import SiteConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -28,13 +32,13 @@ FEWEST = 10
 
 @dataclass(frozen=True)
 class Tabular(OwnData):
-    """One CSV file per site with a header: a label column, feature columns of numbers, and attribute columns.
+    """One CSV or Parquet file per site with named columns: a label, features that are numbers, and attributes.
 
     Each site fills gaps with its own training median and scales with its own training mean and spread. A column "split"
     with train, val or test fixes the split; without one it is drawn from ``data_seed``.
 
     Args:
-        datalists: folder with <site>.csv per site on this machine.
+        datalists: folder with <site>.csv or <site>.parquet per site on this machine.
         site_names: the sites; filled from the folder.
         labels: number of classes (the label column then holds 0, 1, ...), or the names that it holds.
         label: the label's column.
@@ -42,7 +46,9 @@ class Tabular(OwnData):
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
-        model: "mlp" (64 hidden units) or "linear".
+        build_data: "module.function" that builds a site's data in place of a table, see ``clinic.own_data_set``; its
+            inputs then have as many numbers as ``features`` has names.
+        model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         data_seed: of the split; >= 0.
     """
 
@@ -50,7 +56,7 @@ class Tabular(OwnData):
     title = "Classification of your own table"
     headline = "balanced_accuracy"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
-    suffix = ".csv"
+    suffixes = (".csv", ".parquet")
     presets = {
         "default": Preset(
             "a small network; seconds on a laptop",
@@ -67,12 +73,14 @@ class Tabular(OwnData):
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    model: Literal["mlp", "linear"] = "mlp"
+    build_data: str = ""
+    model: str = "mlp"
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)
         self._check_own(fewest=2)
+        own_network.check_model(self.model, ("mlp", "linear"))
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
@@ -81,17 +89,18 @@ class Tabular(OwnData):
     def network(self) -> nn.Module:
         """Features (N, F) -> logits (N, classes)."""
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
-        return networks.build(self.model, len(self._features()), len(self.classes))
+        return own_network.build(self.model, (len(self._features()),), (len(self.classes),))
 
-    def read(self, datalist: Path, root: Path) -> TensorData:
+    def read(self, own: SiteConfig) -> TensorData:
         """The table's rows, scaled."""
-        if not datalist.is_file():
-            raise UserError(f"table {datalist.name}: expected a file, found none in {datalist.parent}")
-        columns = self._columns(datalist)
-        rows = self._rows(datalist.name, columns)
-        numbers = np.stack([_numbers(datalist.name, name, columns[name]) for name in self._features()], axis=1)
+        table = Path(own.data_root) / own.datalist
+        if not table.is_file():
+            raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
+        columns = self._columns(table)
+        rows = self._rows(table.name, columns)
+        numbers = np.stack([_numbers(table.name, name, columns[name]) for name in self._features()], axis=1)
         filled = _filled(numbers, rows["train"])
-        labels = self._labels(datalist.name, columns[self.label])
+        labels = self._labels(table.name, columns[self.label])
         mean, std = (torch.from_numpy(f(filled[rows["train"]], axis=0)) for f in (np.mean, np.std))
         inputs = standardise(torch.from_numpy(filled), mean, std).float()
         splits = {
@@ -108,18 +117,14 @@ class Tabular(OwnData):
         return [name for name in (part.strip() for part in self.features.split(",")) if name]
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
-        import pandas as pd
-
-        try:
-            table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-        except Exception as error:  # pandas raises its own and its parsers' errors
-            raise UserError(f"table {path.name}: cannot be read as CSV ({type(error).__name__})") from None
+        table = _as_text(path)
         for name in (self.label, *self._features(), *self.attributes):
             if name not in table.columns:
                 known = ", ".join(map(str, table.columns))
-                raise UserError(f"table {path.name}: expected a column {name!r}; it has: {known}")
+                raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
         if len(table) < FEWEST:
-            raise UserError(f"table {path.name}: expected at least {FEWEST} rows, got {len(table)}")
+            text = f"table {path.name}: expected at least {FEWEST} rows, got {len(table)}"
+            raise DataError("few_examples", text)
         return {str(name): [str(cell).strip() for cell in table[name]] for name in table.columns}
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
@@ -128,7 +133,8 @@ class Tabular(OwnData):
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
-                raise UserError(f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {strange[0]!r}")
+                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {strange[0]!r}"
+                raise DataError("split", text)
             return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
         n_test = round(self.test_fraction * n)
@@ -142,8 +148,33 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):
             if cell not in place:
-                raise UserError(f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}")
+                text = f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}"
+                raise DataError("label", text)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+
+
+def _as_text(path: Path) -> pd.DataFrame:
+    """The table with every cell as text, "" where it is empty."""
+    import pandas as pd
+
+    kind = "Parquet" if path.suffix == ".parquet" else "CSV"
+    try:
+        if kind == "Parquet":
+            table = pd.read_parquet(path)
+            return table.astype(object).where(table.notna(), "").map(_cell)
+        return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+    except ImportError:
+        raise UserError(f"table {path.name}: Parquet needs pyarrow: pip install 'fairflare[parquet]'") from None
+    except Exception as error:  # pandas raises its own and its parsers' errors
+        text = f"table {path.name}: cannot be read as {kind} ({type(error).__name__})"
+        raise DataError("unreadable", text) from None
+
+
+def _cell(value: object) -> str:
+    """A typed cell as a CSV file would have it: 1.0 and True as 1."""
+    if isinstance(value, (bool, np.bool_)):
+        return str(int(value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _numbers(file: str, name: str, cells: list[str]) -> np.ndarray:
@@ -154,9 +185,10 @@ def _numbers(file: str, name: str, cells: list[str]) -> np.ndarray:
             try:
                 found[i] = float(cell)
             except ValueError:
-                raise UserError(f"table {file}: row {i}: {name}: expected a number, got {cell!r}") from None
+                text = f"table {file}: row {i}: {name}: expected a number, got {cell!r}"
+                raise DataError("number", text) from None
             if not math.isfinite(found[i]):
-                raise UserError(f"table {file}: row {i}: {name}: expected a finite number, got {cell!r}")
+                raise DataError("number", f"table {file}: row {i}: {name}: expected a finite number, got {cell!r}")
     return found
 
 

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples that are read when a batch asks for them, ahead of it, and kept in memory as far as there is room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairflare.errors import DataError
+
+AHEAD = 2
+"""Batches that are read while one is computed on."""
+Example = tuple[Tensor, Tensor]
+
+
+class FileSplit:
+    """One split whose examples are read by a function; the counterpart of ``tensors.Split``.
+
+    Reading must not depend on chance, so that neither the number of threads nor the cache changes a result. Threads,
+    not processes: FLARE's clients run gRPC, which does not survive a fork, and image decoders release Python's lock.
+    MONAI's ThreadDataLoader ends an epoch early, without a word, when a file cannot be read; here the error is raised.
+
+    Args:
+        items: what ``read`` takes, in stored order.
+        read: item -> input and target, e.g. uint8 (C, H, W) and int64 ().
+        labels: int64 (N,), or empty where targets are masks.
+        attributes: name -> N values of a sensitive attribute.
+        cache_rate: share of the examples that stay in memory once read, in [0, 1].
+        num_workers: threads that read ahead; 0 reads when asked.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Any],
+        read: Callable[[Any], Example],
+        labels: Tensor,
+        attributes: Mapping[str, Sequence[str]],
+        cache_rate: float = 1.0,
+        num_workers: int = 0,
+    ) -> None:
+        self.items, self._read, self.labels, self.attributes = items, read, labels, attributes
+        self.num_workers = num_workers
+        self._room = round(cache_rate * len(items))
+        self._kept: dict[int, Example] = {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def example(self, row: int) -> Example:
+        """Example number ``row``; raises DataError where it cannot be read."""
+        if row in self._kept:
+            return self._kept[row]
+        found = self._read(self.items[row])
+        if row < self._room:
+            self._kept[row] = found
+        return found
+
+    def errors(self) -> list[DataError]:
+        """Read every example once and return what is wrong with those that cannot be read."""
+        with ThreadPoolExecutor(max(1, self.num_workers)) as pool:
+            return [error for error in pool.map(self._error, range(len(self))) if error is not None]
+
+    def read(self, batches: Sequence[Tensor]) -> Iterator[Example]:
+        """Inputs (n, ...) and targets (n, ...) of each batch of row numbers, in order."""
+        if self.num_workers == 0 or len(self._kept) == len(self):
+            yield from (_stacked([self.example(row) for row in rows.tolist()]) for rows in batches)
+            return
+        with ThreadPoolExecutor(self.num_workers) as pool:
+            waiting: deque[list[Future[Example]]] = deque()
+            try:
+                for rows in batches:
+                    waiting.append([pool.submit(self.example, row) for row in rows.tolist()])
+                    if len(waiting) > AHEAD:
+                        yield _stacked([one.result() for one in waiting.popleft()])
+                while waiting:
+                    yield _stacked([one.result() for one in waiting.popleft()])
+            finally:  # an aborted round does not wait for what nobody will see
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _error(self, row: int) -> DataError | None:
+        try:
+            self.example(row)
+        except DataError as error:
+            return error
+        return None
+
+
+def _stacked(examples: Sequence[Example]) -> Example:
+    inputs, targets = zip(*examples)
+    return torch.stack(inputs), torch.stack(targets)

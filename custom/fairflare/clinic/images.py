@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's data from lists of images, whoever wrote the lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fairflare.clinic.base import Task
+from fairflare.clinic.datalist import Item, attribute_columns
+from fairflare.clinic.files import FileSplit
+from fairflare.clinic.pictures import Reader
+from fairflare.clinic.tensors import TensorData
+from fairflare.site_config import SiteConfig
+
+MEAN, STD = 0.5, 0.25
+"""Of images on [0, 1] where nothing better is known."""
+
+
+def image_data(
+    items: Mapping[str, Sequence[Item]],
+    task: Task,
+    reader: Reader,
+    *,
+    own: SiteConfig | None = None,
+    augment: bool = False,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    kind: type[TensorData] = TensorData,
+) -> TensorData:
+    """The images of ``items``; none is read yet.
+
+    Args:
+        items: "train", "val" and "test" -> the split's items; the last two may be missing.
+        task: its classes, and which attributes it knows.
+        reader: from item to tensors.
+        own: the site's configuration: cache_rate, num_workers.
+        augment: see ``TensorData``.
+        mean: per channel on [0, 1]; 0.5 when empty.
+        std: per channel; 0.25 when ``mean`` is empty.
+        kind: of the result.
+    """
+    own = own or SiteConfig()
+    splits = {}
+    for name in ("train", "val", "test"):
+        chosen = items.get(name, ())
+        labels = torch.tensor([item.label for item in chosen] if task.class_labels else [], dtype=torch.int64)
+        attributes = attribute_columns(chosen, list(task.attributes))
+        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers)
+    if not mean:
+        mean, std = [MEAN] * reader.channels, [STD] * reader.channels
+    n_classes = len(task.classes) if task.class_labels else 0
+    return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
