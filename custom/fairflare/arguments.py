@@ -17,6 +17,8 @@ def own_data(
 ) -> tuple[str, tuple[str, ...]]:
     """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
 
+    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds.
+
     Raises:
         UserError: neither is given, or the folder holds no lists.
     """
@@ -31,7 +33,8 @@ def own_data(
         if kind or classes:
             raise UserError("--kind and --classes: go with --datalists DIR")
         return task, ()
-    chosen = task or kind
+    described = _description(datalists)
+    chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
     if chosen is None or chosen.partition(":")[0] not in KINDS:
         raise UserError(f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}")
     suffixes = TASKS[chosen.partition(":")[0]].suffixes
@@ -39,7 +42,20 @@ def own_data(
     if not names:
         raise UserError(f"--datalists {datalists}: expected a folder with a <SITE>{suffixes[0]} per site")
     pairs = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
+    pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
     return chosen, pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
+    keys = {pair.partition("=")[0].strip() for pair in given}
+    return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+
+
+def _description(datalists: Path) -> dict[str, Any]:
+    from fairflare.clinic.own import read_description
+
+    return read_description(datalists)
 
 
 def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:

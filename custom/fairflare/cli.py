@@ -202,6 +202,26 @@ def preflight(site_config: Path, kind: str, classes: str | None, pairs: tuple[st
 
 
 @cli.command()
+@click.argument("dataset")
+@click.argument("source", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("dest", type=click.Path(path_type=Path))
+@set_option
+@as_json
+def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
+
+    DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
+    images that it lacks are made, once and seeded. Nothing is downloaded.
+    """
+    from fairflare import console
+    from fairflare.preparation import prepare_dataset
+
+    with console.Counter(f"preparing {dataset}") as counter:
+        found = prepare_dataset(dataset, source, dest, parse_pairs(pairs), counter.saw)
+    console.dump(found) if as_json else console.prepared(found, dest)
+
+
+@cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @as_json
 def report(folder: Path, as_json: bool) -> None:

@@ -114,6 +114,27 @@ class Progress:
                 self._read += 1
 
 
+class Counter:
+    """A progress bar over things of which there is a known number."""
+
+    def __init__(self, title: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = RichProgress(*columns, console=err, transient=True)
+        self._title = escape(title)
+        self._task = self._bar.add_task(self._title, total=None)
+
+    def __enter__(self) -> Counter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def saw(self, part: str, done: int, total: int) -> None:
+        """``done`` of ``total`` are done, the last one belonged to ``part``."""
+        self._bar.update(self._task, description=f"{self._title}: {escape(part)}", completed=done, total=total)
+
+
 @contextlib.contextmanager
 def quiet_flare() -> Iterator[None]:
     """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
@@ -204,6 +225,19 @@ def findings(found: Sequence[Any]) -> None:
         say(f"{one} [{one.code}, {one.count}]")
     if not found:
         say("nothing found: the data can be used")
+
+
+def prepared(found: Mapping[str, Any], dest: Path) -> None:
+    """What ``fairflare prepare`` wrote, and the command that runs on it."""
+    shown = Table(title=f"{found['task']} in {dest}")
+    for name in ("site or test set", "what it is", "train", "val", "test"):
+        shown.add_column(name, justify="left" if name in ("site or test set", "what it is") else "right")
+    for kind in ("sites", "shared"):
+        for name, about in found[kind].items():
+            sizes = [str(about.get(split, "")) for split in ("train", "val", "test")]
+            shown.add_row(escape(name), escape(str(about.get("kind", "shared test set"))), *sizes)
+    out.print(shown)
+    say(f"run it: fairflare run METHOD --datalists {dest}")
 
 
 def contribution(found: Mapping[str, Any], folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fairflare import user_code
-from fairflare.arguments import KINDS, own_data, parse_pairs
+from fairflare.arguments import KINDS, own_data, own_pairs, parse_pairs
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
@@ -57,7 +57,7 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         user_code.use(code)
         chosen, own = own_data(task, datalists, kind, classes)
-        command(task=chosen, pairs=(*own, *pairs), **others)
+        command(task=chosen, pairs=own_pairs(own, pairs), **others)
 
     return with_task
 

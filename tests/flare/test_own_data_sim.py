@@ -1,43 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of images, masks and datalists in FLARE's simulator: the same bits as in one process."""
+"""A hospital's own data, network and code in FLARE's simulator: the same bits as in one process."""
 
 import json
+import os
+import subprocess
+import sys
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from fairflare import user_code
 from fairflare.cli import main
 from fairflare.federation.audit import verify
+from own_code import write_code
+from own_folder import SITES, write_images, write_tables
+
+RUNS = {
+    "fedavg, masks": ("fedavg", "segmentation", "lesion", ()),
+    "fedce, masks": ("fedce", "segmentation", "lesion", ()),
+    "fedlwr, masks": ("fedlwr", "segmentation", "lesion", ()),
+    "fedism-plus, classes": ("fedism-plus", "classification", "well,ill", ()),
+    "fedufo, table": (
+        "fedufo",
+        "tabular",
+        "lived,died",
+        ("label=outcome", "features=age,score", "attribute_values=sex=f|m", "group_by=label+sex"),
+    ),
+}
 
 
-def write(root):
-    for k, site in enumerate(("north", "south")):
-        rng = np.random.default_rng(k)
-        (root / site).mkdir(parents=True)
-        found = {"training": [], "validation": [], "testing": []}
-        for i in range(14):
-            y, x = np.mgrid[:32, :32]
-            mask = (y - rng.uniform(12, 20)) ** 2 + (x - rng.uniform(12, 20)) ** 2 < 49
-            image = np.clip(0.3 + 0.1 * k + 0.4 * mask + rng.normal(0, 0.05, mask.shape), 0, 1)
-            Image.fromarray((255 * image).astype(np.uint8)).save(root / site / f"{i}.png")
-            Image.fromarray((255 * mask).astype(np.uint8)).save(root / site / f"{i}_mask.png")
-            split = "training" if i < 6 else "validation" if i < 10 else "testing"
-            found[split].append({"image": f"{site}/{i}.png", "label": f"{site}/{i}_mask.png"})
-        (root / f"{site}.json").write_text(json.dumps(found))
-    return root
+def run(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    return end.value.code
 
 
-def test_local_and_simulator_agree(tmp_path, capsys):
-    data, hashes = write(tmp_path / "data"), []
-    own = ["--datalists", str(data), "--kind", "segmentation", "--classes", "lesion", "--set", "size=32"]
+def pairs(settings):
+    return [part for pair in settings for part in ("--set", pair)]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_command_per_method(name, tmp_path):
+    method, kind, classes, settings = RUNS[name]
+    data = write_tables(tmp_path / "data") if kind == "tabular" else write_images(tmp_path / "data", kind[0] == "s")
+    size = () if kind == "tabular" else ("size=32",)
+    own = ["--datalists", data, "--kind", kind, "--classes", classes, *pairs((*settings, *size))]
+    hashes = []
     for env in ("local", "sim"):
-        with pytest.raises(SystemExit) as end:
-            main(["run", "fedlwr", *own, "--rounds", "2", "--env", env, "--out", str(tmp_path / env), "--json"])
-        assert end.value.code == 0
+        assert run("run", method, *own, "--rounds", "2", "--env", env, "--out", tmp_path / env) == 0
         entries = verify(tmp_path / env / "audit.jsonl")
         assert not any(e["rejected"] for e in entries if e["event"] == "round")
+        assert set(entries[0]["preflight"]) == set(SITES) and set(entries[0]["declared"]) == set(SITES)
         hashes.append(entries[-1]["model_sha256"])
+        if kind == "segmentation":
+            page = (tmp_path / env / "report.html").read_text()
+            report = json.loads((tmp_path / env / "report.json").read_text())
+            assert all(0 <= report["sites"][site]["val_metrics"]["dice"] <= 1 for site in SITES)
+            assert "Validation</th>" in page and all(site in page for site in SITES)
+            assert "<td>instance</td>" in page, "the report says which normalisation was used"
     assert hashes[0] == hashes[1]
     log = (tmp_path / "sim" / "audit.jsonl").read_text()
     assert str(tmp_path) not in log, "a path left a site"
+
+
+def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
+    data = write_images(tmp_path / "data", masks=True, sites=("north", "south"))
+    (data / "south" / "3.png").write_bytes(b"torn")
+    own = ["--datalists", data, "--kind", "segmentation", "--classes", "lesion", "--set", "size=32"]
+    assert run("run", "fedavg", *own, "--rounds", "2", "--env", "sim", "--out", tmp_path / "r") == 1
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last == "fairflare: preflight: south: train: unreadable: a file cannot be read (1)"
+    entries = verify(tmp_path / "r" / "audit.jsonl")
+    assert [e["event"] for e in entries] == ["start", "finish"] and entries[-1]["status"] == "failed"
+    assert entries[0]["preflight"]["south"]["findings"] == [
+        {"level": "error", "code": "unreadable", "split": "train", "count": 1}
+    ]
+    assert "3.png" not in (tmp_path / "r" / "audit.jsonl").read_text()
+    assert "3.png" in (tmp_path / "r" / "preflight_south.txt").read_text(), "the people at the site are told which file"
+
+
+def test_own_network_and_data_from_a_job_folder(tmp_path, monkeypatch):
+    """The exported job alone, run by FLARE's own command in a process that knows nothing of the user's files."""
+    net, data = write_code(tmp_path / "code")
+    model = '{"class_path": "my_net.Net", "args": {"width": 6}}'
+    settings = ("site_names=site-1,site-2", "build_data=my_data.build_data", f"model={model}", "size=32", "channels=1")
+    own = ["--kind", "classification", "--classes", "2", "--code", net, "--code", data, *pairs(settings)]
+    own += ["--rounds", "2"]
+    monkeypatch.setenv(user_code.VARIABLE, "")
+    assert run("run", "fedism-plus", *own, "--out", tmp_path / "local") == 0
+    assert run("export", "fedism-plus", *own, "--out", tmp_path / "job", "--simulation") == 0
+    for name in ("my_net.py", "my_data.py"):
+        assert (tmp_path / "job" / "app" / "custom" / name).is_file()
+    for file in (net, data):
+        file.unlink()
+    folder, environment = tmp_path / "ws", {k: v for k, v in os.environ.items() if k != user_code.VARIABLE}
+    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(tmp_path / "job"), "-w", str(folder)]
+    done = subprocess.run([*command, "-n", "2", "-t", "2"], env=environment, capture_output=True, timeout=300)
+    found = list(folder.glob("**/fairflare/audit.jsonl"))
+    assert found, done.stdout.decode()[-3000:]
+    hashes = [verify(path)[-1]["model_sha256"] for path in (tmp_path / "local" / "audit.jsonl", found[0])]
+    assert hashes[0] == hashes[1]
+    for name in ("my_net", "my_data"):
+        sys.modules.pop(name, None)

@@ -74,9 +74,6 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
         if not isinstance(content.get(key, []), list):
             kind = type(content[key]).__name__
             raise DataError("datalist", f"datalist {path.name}: {key}: expected a list, got {kind}")
-    if len(content["training"]) < 2:
-        n = len(content["training"])
-        raise DataError("few_examples", f"datalist {path.name}: training: expected at least 2 entries, got {n}")
     return {key: content.get(key, []) for key in SPLITS}
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fairflare.clinic.base import Task
+from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.datalist import Item, attribute_columns
 from fairflare.clinic.files import FileSplit
 from fairflare.clinic.pictures import Reader
-from fairflare.clinic.tensors import TensorData
+from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.site_config import SiteConfig
 
 MEAN, STD = 0.5, 0.25
@@ -42,13 +42,29 @@ def image_data(
         kind: of the result.
     """
     own = own or SiteConfig()
+    mean, std = _scaling(reader, mean, std)
     splits = {}
     for name in ("train", "val", "test"):
         chosen = items.get(name, ())
         labels = torch.tensor([item.label for item in chosen] if task.class_labels else [], dtype=torch.int64)
         attributes = attribute_columns(chosen, list(task.attributes))
         splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers)
-    if not mean:
-        mean, std = [MEAN] * reader.channels, [STD] * reader.channels
     n_classes = len(task.classes) if task.class_labels else 0
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
+
+
+def test_set(
+    name: str,
+    corrupted: bool,
+    items: Sequence[Item],
+    reader: Reader,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+) -> TestSet:
+    """A shared test set of the images ``items``, read now; arguments as in ``image_data`` and ``TestSet``."""
+    images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
+    return TestSet(name, corrupted, normalised(as_float(images), *_scaling(reader, mean, std)), targets)
+
+
+def _scaling(reader: Reader, mean: Sequence[float], std: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    return (mean, std) if mean else ([MEAN] * reader.channels, [STD] * reader.channels)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from fairflare.clinic.base import DATA_FOLDER, Task, TestSet
 from fairflare.clinic.checks import expect
 from fairflare.clinic.datalist import Item
-from fairflare.clinic.images import image_data
+from fairflare.clinic.images import image_data, test_set
 from fairflare.clinic.pictures import Reader
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import MissingData, UserError
@@ -95,12 +95,10 @@ class ImagesOnDisk(OnDisk):
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """The shared test sets, read now."""
-        found = []
-        for name, (corrupted, items) in self.shared_items(self.root()).items():
-            data = image_data({"train": self.limited(items)}, self, self.reader(), mean=self.mean, std=self.std)
-            batch = next(data.fixed("train", len(items)))
-            found.append(TestSet(name, corrupted, batch.inputs, batch.targets))
-        return tuple(found)
+        return tuple(
+            test_set(name, corrupted, self.limited(items), self.reader(), self.mean, self.std)
+            for name, (corrupted, items) in self.shared_items(self.root()).items()
+        )
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
         """The first ``limit`` of ``items``."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect
@@ -112,6 +113,20 @@ class OwnData(Task):
         expect("labels", len(self.classes) >= fewest, f"at least {fewest} classes", self.labels)
         expect("labels", len(set(self.classes)) == len(self.classes), "different names", self.labels)
         dict(self.attributes)  # raises where they cannot be read
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What ``dataset.json`` says of a folder of datalists; empty without one, UserError when it cannot be read."""
+    path = folder / f"{DESCRIPTION}.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"kind": str(found["kind"]), "classes": list(found["classes"]), "options": dict(found["options"])} | {
+            "shared": dict(found.get("shared", {}))
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path.name}: expected what fairflare prepare writes ({type(error).__name__})") from None
 
 
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:

@@ -113,13 +113,20 @@ def _named(source: Path | np.ndarray) -> str:
 
 @cache
 def _loader(suffix: str) -> Any:
+    import logging
+    import warnings
+
     from monai.data import NibabelReader, PILReader, PydicomReader
     from monai.transforms import LoadImage
 
+    # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for.
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     if suffix in NATURAL:
         reader: Any = PILReader(reverse_indexing=False)
     elif suffix in (".dcm", ".dicom", ""):
         reader = PydicomReader(swap_ij=False)
     else:
         reader = NibabelReader()
-    return LoadImage(reader=reader, image_only=True, ensure_channel_first=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return LoadImage(reader=reader, image_only=True, ensure_channel_first=True)

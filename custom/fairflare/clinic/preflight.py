@@ -73,6 +73,10 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
     if task.build_data or ".json" not in task.suffixes:
         return
     lists = read_lists(path)
+    if len(lists["training"]) < FEWEST["train"]:
+        n = len(lists["training"])
+        text = f"datalist {path.name}: training: expected at least {FEWEST['train']} entries, got {n}"
+        yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
     items: dict[str, list[Item]] = {}
     for key, split in SPLITS.items():
         masks = not task.class_labels

@@ -20,8 +20,8 @@ def report_json(summary: Json, entries: Sequence[Json]) -> Json:
 
     Returns:
         method, title, task, seed, rounds (done), env, status, reason;
-        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), weight (per round, null
-        where the site was not part of it);
+        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), n_val, val_metrics (its
+        validation split), weight (per round, null where the site was not part of it);
         fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
         clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
         detail: the summary.
@@ -82,6 +82,8 @@ def _sites(summary: Json, entries: Sequence[Json]) -> Json:
             "n_train": row["n_examples"],
             "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
             "metrics": row["test"],
+            "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
+            "val_metrics": row["val"],
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

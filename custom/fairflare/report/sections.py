@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from fairflare.findings import CODES
 from fairflare.report import groups
 from fairflare.report.agreement import agreement
 from fairflare.report.fairness import best, finite, gap, mean, worst
@@ -20,6 +21,21 @@ RADII = (0.05, 0.1, 0.5)
 """Of the balls in which ``unseen`` looks for the worst mixture of groups; 0.5 is FedUFO's default in this package."""
 FLAG_FACTOR = 3.0
 """A site is marked when its usual free-rider score exceeds this many times that of the median site."""
+
+
+def preflight_section(trail: Trail) -> list[Json]:
+    """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
+    told = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
+    rows = [
+        {"site": site, **{key: f.get(key) for key in ("level", "split", "count", "code")}, "meaning": _meaning(f)}
+        for site in in_order(told)
+        for f in (told[site] or {}).get("findings") or ()
+    ]
+    return sorted(rows, key=lambda row: row["level"] != "error")
+
+
+def _meaning(finding: Mapping[str, Any]) -> str:
+    return CODES.get(str(finding.get("code")), "not known to this version")
 
 
 def group_section(trail: Trail, config: Json, facts: Json) -> Json | None:

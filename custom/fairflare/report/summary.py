@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.report.fairness import describe, mean
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.schema import last_rounds
-from fairflare.report.sections import contribution_section, group_section, layer_section
+from fairflare.report.sections import contribution_section, group_section, layer_section, preflight_section
 from fairflare.report.trail import Trail, read_trail, timing
 from fairflare.report.values import in_order, json_value, number, stop
 
@@ -34,8 +34,8 @@ def summarise(config: Json, entries: list[Json], facts: Json, test_sets: dict[st
     Returns:
         status, reason, headline, higher_is_better, method, task, training, seed, fairness (final model, each site's
         test split), sites (one row each), rounds (weights and headline metric of the received model, per site),
-        contributions, test_sets, timing, provenance and caveats; groups, contribution_shares and layer_weights
-        (``sections``), each None where the run has none.
+        contributions, test_sets, preflight, timing, provenance and caveats; groups, contribution_shares and
+        layer_weights (``sections``), each None where the run has none.
     """
     trail = read_trail(entries)
     headline = facts.get("headline") or "balanced_accuracy"
@@ -56,6 +56,7 @@ def summarise(config: Json, entries: list[Json], facts: Json, test_sets: dict[st
         "rounds": [round_row(record, headline, higher) for record in trail.rounds],
         "contributions": contributions(trail, sites),
         "test_sets": {**_test_sets(test_sets, headline), "last": last_rounds(entries, facts.get("table_sets") or {})},
+        "preflight": preflight_section(trail),
         "groups": group_section(trail, config, facts),
         "contribution_shares": contribution_section(trail, {row["site"]: row["data_share"] for row in rows}),
         "layer_weights": layer_section(trail),
@@ -81,7 +82,7 @@ def _identity(config: Json, facts: Json, trail: Trail) -> Json:
         "training": training,
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
         "rounds_done": len(trail.rounds),
-        **{key: config.get(key) for key in ("seed", "min_sites", "env")},
+        **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation")},
     }
 
 

@@ -223,7 +223,7 @@ def test_a_crop_is_a_shift_with_a_border():
 
 
 @needs_demo
-@pytest.mark.parametrize("model", ["small-cnn", "small-cnn-bn", "resnet18"])
+@pytest.mark.parametrize("model", ["small-cnn", "small-cnn-bn", "resnet10", "resnet18"])
 def test_the_network_takes_what_the_site_gives(task, data, model):
     inputs, targets, _ = next(data["site-1"].training(4, 0))
     assert inputs.dtype == torch.float32 and targets.shape == (4,)
@@ -239,6 +239,7 @@ def test_evaluation_reports_its_metrics(task):
 def test_the_papers_settings():
     config = make_config("fedheal", "digits:paper")
     assert (config.options["n_sites"], config.options["augment"], config.options["alpha"]) == (20, True, 0.0)
+    assert config.options["model"] == "resnet10"
     assert Training(**config.training) == Training(
         rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )
@@ -270,7 +271,7 @@ BAD = [
     ({"n_sites": 20, "images_per_site": 400}, "images_per_site: expected 24..259 for 20 sites"),
     ({"alpha": -1}, "alpha: expected a number above 0, or 0 for no label skew, got -1"),
     ({"alpha": float("nan")}, "alpha: expected .*got nan"),
-    ({"model": "vgg"}, "model: expected one of small-cnn, small-cnn-bn, resnet18, got 'vgg'"),
+    ({"model": "vgg"}, "model: expected one of small-cnn, small-cnn-bn, resnet10, resnet18, got 'vgg'"),
     ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
 ]
 

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fairflare.clinic import networks
 from fairflare.errors import UserError
@@ -53,6 +54,45 @@ def test_unet_layers_compute_once_each_in_the_order_of_the_state_dict():
     network(torch.zeros(2, 1, 16, 16))
     assert called == list(dict.fromkeys(key.rpartition(".")[0] for key in network.state_dict()))
     assert not any(getattr(m, "inplace", False) for m in network.modules())
+
+
+NORMS = [("batch", nn.BatchNorm2d), ("instance", nn.InstanceNorm2d), ("group", nn.GroupNorm)]
+
+
+@pytest.mark.parametrize("norm, kind", NORMS)
+@pytest.mark.parametrize("name", ["resnet10", "resnet18"])
+def test_the_norm_of_a_resnet_is_everywhere(name, norm, kind):
+    network = networks.build(name, 3, 10, norm=norm)
+    found = [m for m in network.modules() if isinstance(m, (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm))]
+    assert {type(m) for m in found} == {kind} and len(found) == {"resnet10": 12, "resnet18": 20}[name]
+    assert all(m.weight.eq(1).all() and m.bias.eq(0).all() for m in found)
+    assert networks.normalisation(network) == norm
+    assert network(torch.rand(2, 3, 64, 64)).shape == (2, 10)
+
+
+def test_resnet10_keeps_small_images_large():
+    """FedHEAL's: 5.43 M parameters without the 2 * 512 * 513 of a projection head."""
+    network, shapes = networks.build("resnet10", 3, 10).eval(), {}
+    for name, module in network.named_children():
+        module.register_forward_hook(lambda _, x, y, name=name: shapes.update({name: tuple(y.shape[1:])}))
+    assert network(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert "maxpool" not in shapes and shapes["conv1"] == shapes["layer1"] == (64, 32, 32)
+    assert (shapes["layer2"], shapes["layer3"], shapes["layer4"]) == ((128, 16, 16), (256, 8, 8), (512, 4, 4))
+    assert sum(p.numel() for p in network.parameters()) == 4_903_242
+    assert round((4_903_242 + 2 * 512 * 513) / 1e6, 2) == 5.43
+    assert network.conv1.kernel_size == (3, 3) and network.conv1.stride == (1, 1)
+    assert networks.build("resnet10", 1, 7)(torch.rand(2, 1, 48, 48)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnet10_layers_compute_once_each_in_the_order_of_the_state_dict(norm):
+    network, called = networks.build("resnet10", 3, 10, norm=norm), []
+    layers = layers_with_parameters(network)
+    for name, module in layers:
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    network(torch.rand(2, 3, 32, 32))
+    assert len(layers) == 12 + 12 + 1  # convolutions, normalisations, head
+    assert called == list(dict.fromkeys(key.rpartition(".")[0] for key in network.state_dict()))
 
 
 def test_unknown_name():

@@ -16,8 +16,7 @@ from fairflare.clinic.pictures import Reader
 from fairflare.errors import UserError
 from fairflare.federation.audit import verify
 from fairflare.site_config import SiteConfig, find_site_config, read_site_config
-
-SITES = ("east", "north", "south", "west")
+from own_folder import SITES, picture, write_images, write_tables
 
 
 def call(capsys, *arguments):
@@ -25,44 +24,6 @@ def call(capsys, *arguments):
         main([str(a) for a in arguments])
     streams = capsys.readouterr()
     return stop.value.code, streams.out, streams.err
-
-
-def picture(rng, ill):
-    """A bright disc on a dark square; wide where ``ill``."""
-    y, x = np.mgrid[:40, :48]
-    mask = (y - rng.uniform(15, 25)) ** 2 + (x - rng.uniform(18, 30)) ** 2 < (11 if ill else 5) ** 2
-    image = np.clip(0.2 + 0.6 * mask + rng.normal(0, 0.05, mask.shape), 0, 1)
-    return (255 * image).astype(np.uint8), (255 * mask).astype(np.uint8)
-
-
-def write_images(root, masks):
-    for k, site in enumerate(SITES):
-        rng = np.random.default_rng(k)
-        (root / site).mkdir(parents=True)
-        found = {"training": [], "validation": [], "testing": []}
-        for i in range(22):
-            image, mask = picture(rng, i % 2)
-            Image.fromarray(image).save(root / site / f"{i}.png")
-            Image.fromarray(mask).save(root / site / f"{i}_mask.png")
-            split = "training" if i < 12 else "validation" if i < 16 else "testing"
-            label = f"{site}/{i}_mask.png" if masks else i % 2
-            found[split].append({"image": f"{site}/{i}.png", "label": label, "sex": "fm"[i // 2 % 2], "patient_id": i})
-        (root / f"client_{site}.json").write_text(json.dumps(found))
-    return root
-
-
-def write_tables(root):
-    for k, site in enumerate(SITES):
-        rng = np.random.default_rng(k)
-        root.mkdir(exist_ok=True)
-        lines = ["age,score,sex,outcome"]
-        for _ in range(80):
-            ill = rng.random() < 0.5
-            age, score = rng.normal(60 + 5 * ill, 8), rng.normal(2 * ill, 1)
-            gap = "" if rng.random() < 0.1 else f"{score:.3f}"
-            lines.append(f"{age:.1f},{gap},{rng.choice(['f', 'm'])},{'died' if ill else 'lived'}")
-        (root / f"{site}.csv").write_text("\n".join(lines) + "\n")
-    return root
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedce", "fedlwr"])
@@ -178,7 +139,6 @@ def broken_lists(root):
     return {
         "expected JSON": "not json",
         'expected {"training"': "[]",
-        "training: expected at least 2 entries, got 1": {"training": [good]},
         "training\\[1\\]: expected the key 'label', got image": {"training": [good, {"image": "a.png"}]},
         "training\\[1\\]: label: expected a whole number from 0 to 1, got 2": {
             "training": [good, {**good, "label": 2}]
@@ -287,3 +247,40 @@ def test_an_exported_job_carries_no_folder_of_this_machine(tmp_path, capsys):
     assert code == 0, err
     for name in ("server", "client"):
         assert str(tmp_path) not in (tmp_path / "job" / "app" / "config" / f"config_fed_{name}.json").read_text()
+
+
+def test_a_parquet_table_reads_as_its_csv(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    write_tables(tmp_path, sites=("north",))
+    table = pandas.read_csv(tmp_path / "north.csv")
+    values = {"datalists": str(tmp_path), "labels": "lived,died", "label": "outcome", "features": "age,score"}
+    task = tasks.load("tabular", site_names="north", attribute_values="sex=f|m", **values)
+    from_csv = task.site_data("north")
+    table.to_parquet(tmp_path / "north.parquet")
+    (tmp_path / "north.csv").unlink()
+    from_parquet = task.site_data("north")
+    for split in ("train", "val", "test"):
+        a, b = from_csv.splits[split], from_parquet.splits[split]
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets) and a.attributes == b.attributes
+    (tmp_path / "north.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="table north.parquet: cannot be read as Parquet"):
+        task.site_data("north")
+
+
+def test_a_folder_of_site_configurations_serves_several_sites_on_one_machine(tmp_path, capsys, monkeypatch):
+    data = write_images(tmp_path / "data", masks=False)
+    configs = tmp_path / "sites"
+    configs.mkdir()
+    for site in SITES[:2]:
+        text = f"data_root: {data}\ndatalist: client_{site}.json\nnum_workers: 2\ncache_rate: 0.5\nmin_count: 1\n"
+        (configs / f"{site}.yaml").write_text(text)
+    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(configs))
+    own = ("--kind", "classification", "--classes", "2", "--set", "size=32")
+    names = ("--set", "site_names=east,north")
+    code, out, err = call(capsys, "run", "fedavg", *own, *names, "--rounds", "1", "--out", tmp_path / "r", "--json")
+    assert code == 0, err
+    assert set(json.loads(out)["report"]["sites"]) == {"east", "north"}
+    with_third = ("--set", "site_names=east,north,nobody")
+    code, _, err = call(capsys, "run", "fedavg", *own, *with_third, "--rounds", "1", "--out", tmp_path / "s")
+    assert code == 2 and "nobody.yaml" in err and err.strip().count("\n") == 0

@@ -65,7 +65,7 @@ def test_healthy_masks_have_no_findings(site):
 
 BREAKS = {
     "json": (lambda folder, lists: "{", ("error", "datalist", "", 1)),
-    "few": (lambda folder, lists: {**lists, "training": lists["training"][:1]}, ("error", "few_examples", "", 1)),
+    "few": (lambda folder, lists: {**lists, "training": lists["training"][:1]}, ("error", "few_examples", "train", 1)),
     "label": (lambda folder, lists: lists["training"][3].update(label=7), ("error", "label", "train", 1)),
     "key": (lambda folder, lists: lists["validation"][0].pop("image"), ("error", "missing_key", "val", 1)),
     "escape": (

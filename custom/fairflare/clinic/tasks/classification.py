@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
@@ -12,17 +11,13 @@ from torch import Tensor, nn
 from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.datalist import read_datalist
-from fairflare.clinic.images import image_data
-from fairflare.clinic.own import OwnData
+from fairflare.clinic.own_images import OwnImages
 from fairflare.clinic.pictures import Reader
-from fairflare.clinic.tensors import TensorData
 from fairflare.contracts import Training
-from fairflare.site_config import SiteConfig
 
 
 @dataclass(frozen=True)
-class Classification(OwnData):
+class Classification(OwnImages):
     """2D images with one class each, from datalists as ``clinic.datalist`` describes them.
 
     Args:
@@ -70,9 +65,7 @@ class Classification(OwnData):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_own(fewest=2)
-        expect("size", 32 <= self.size <= 1024, "32..1024", self.size)
-        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        self._check_images(fewest=2)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.pretrained_weights is not None:
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
@@ -83,11 +76,9 @@ class Classification(OwnData):
         shape = (self.channels, self.size, self.size)
         return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
 
-    def read(self, own: SiteConfig) -> TensorData:
-        """The images of the site's datalist."""
-        root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, masks=False, n_classes=len(self.classes))
-        return image_data(found, self, Reader(self.size, self.channels), own=own, augment=self.augment)
+    def reader(self) -> Reader:
+        """Images with their class."""
+        return Reader(self.size, self.channels)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""

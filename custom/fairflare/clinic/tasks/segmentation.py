@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from torch import nn
@@ -12,20 +11,16 @@ from torch import nn
 from fairflare.clinic import own_network
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.datalist import read_datalist
-from fairflare.clinic.images import image_data
 from fairflare.clinic.masks import PAPER, SMALL, Masks
-from fairflare.clinic.own import OwnData
+from fairflare.clinic.own_images import OwnImages
 from fairflare.clinic.pictures import Reader
-from fairflare.clinic.tensors import TensorData
 from fairflare.errors import UserError
-from fairflare.site_config import SiteConfig
 
 BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
-class Segmentation(Masks, OwnData):
+class Segmentation(Masks, OwnImages):
     """2D images with masks, from datalists as ``clinic.datalist`` describes them; structures may overlap.
 
     Args:
@@ -74,9 +69,7 @@ class Segmentation(Masks, OwnData):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_own(fewest=1)
-        expect("size", 32 <= self.size <= 1024 and self.size % 16 == 0, "a multiple of 16 in 32..1024", self.size)
-        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        self._check_images(fewest=1, multiple=16)
         own_network.check_model(self.model, ("small-unet", "unet"))
         self.values()
 
@@ -106,8 +99,6 @@ class Segmentation(Masks, OwnData):
         edges = (self.size, self.size)
         return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
 
-    def read(self, own: SiteConfig) -> TensorData:
-        """The images and masks of the site's datalist."""
-        root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, masks=True, n_classes=0)
-        return image_data(found, self, Reader(self.size, self.channels, *self.values()), own=own, augment=self.augment)
+    def reader(self) -> Reader:
+        """Images with their masks."""
+        return Reader(self.size, self.channels, *self.values())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading ahead and keeping change nothing but time: same batches, every error raised, nothing left running."""
+
+import threading
+
+import pytest
+import torch
+
+from fairflare.clinic.files import FileSplit
+from fairflare.clinic.tensors import TensorData
+from fairflare.errors import DataError
+
+
+class Disk:
+    """Twenty images; counts how often each is read, and some cannot be."""
+
+    def __init__(self, broken=()):
+        self.broken, self.reads = broken, []
+
+    def __call__(self, item):
+        self.reads.append(item)
+        if item in self.broken:
+            raise DataError("unreadable", f"{item}.png: cannot be read")
+        return torch.full((1, 16, 16), item, dtype=torch.uint8), torch.tensor(item % 2)
+
+
+def split(disk, n=20, **options):
+    return FileSplit(range(n), disk, torch.arange(n) % 2, {}, **options)
+
+
+def data(disk, **options):
+    return TensorData(train=split(disk, **options), val=split(disk, 4), test=split(disk, 3), n_classes=2, augment=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_rate": 0.0}, {"cache_rate": 0.5, "num_workers": 3}])
+def test_batches_do_not_depend_on_threads_or_cache(options):
+    plain, other = data(Disk(), cache_rate=0.0, num_workers=0), data(Disk(), **options)
+    for _ in range(2):
+        for a, b in zip(plain.training(8, 3), other.training(8, 3), strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b))
+    assert torch.equal(plain.class_counts, torch.tensor([10, 10]))
+
+
+@pytest.mark.parametrize("rate, reads", [(1.0, 20), (0.5, 20 + 10), (0.0, 40)])
+def test_the_cache_keeps_its_share(rate, reads):
+    disk = Disk()
+    found = split(disk, cache_rate=rate, num_workers=2)
+    for _ in range(2):
+        list(found.read(torch.arange(20).split(6)))
+    assert len(disk.reads) == reads
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_cannot_be_read_is_an_error_and_not_a_short_epoch(workers):
+    found = split(Disk(broken=(17,)), num_workers=workers)
+    with pytest.raises(DataError, match="17.png"):
+        list(found.read(torch.arange(20).split(6)))
+
+
+def test_all_errors_are_found_in_one_pass_and_the_rest_is_kept():
+    disk = Disk(broken=(3, 11))
+    found = split(disk, num_workers=2)
+    assert [str(e)[:2] for e in found.errors()] == ["3.", "11"] and len(disk.reads) == 20
+    list(found.read([torch.tensor([0, 1, 2])]))
+    assert len(disk.reads) == 20
+
+
+def test_reading_stays_a_little_ahead_and_stops_when_nobody_listens():
+    disk, before = Disk(), threading.active_count()
+    batches = split(disk, cache_rate=0.0, num_workers=2).read(torch.arange(20).split(4))
+    next(batches)
+    assert len(disk.reads) <= 3 * 4 + 2
+    batches.close()
+    assert threading.active_count() == before

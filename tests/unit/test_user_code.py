@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own network and data: named on the command line, checked, fingerprinted, and refused in one line."""
+
+import json
+import sys
+
+import pytest
+
+from fairflare import user_code
+from fairflare.cli import main
+from fairflare.errors import DataError, UserError
+from fairflare.federation.audit import verify
+from own_code import write_code
+
+MODEL = '{"class_path": "my_net.Net", "args": {"width": 6}}'
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No code named before, and none left imported."""
+    monkeypatch.setenv(user_code.VARIABLE, "")
+    yield
+    for name in ("my_net", "my_data", "my_package"):
+        sys.modules.pop(name, None)
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    streams = capsys.readouterr()
+    return stop.value.code, streams.out, streams.err
+
+
+def own(folder, *extra, sites="a,b", model=MODEL):
+    net, data = write_code(folder)
+    settings = (f"site_names={sites}", "build_data=my_data.build_data", f"model={model}", "size=32", "channels=1")
+    pairs = [part for pair in (*settings, *extra) for part in ("--set", pair)]
+    return ("--kind", "classification", "--classes", "2", "--code", net, "--code", data, *pairs)
+
+
+def test_own_network_and_data_train(tmp_path, capsys):
+    code, out, err = call(
+        capsys, "run", "fedism-plus", *own(tmp_path), "--rounds", "2", "--out", tmp_path / "run", "--json"
+    )
+    assert code == 0, err
+    assert {row["n_train"] for row in json.loads(out)["report"]["sites"].values()} == {24}
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert set(config["code"]) == {"my_net", "my_data"} and len(config["code"]["my_net"]) == 64
+    assert config["normalisation"] == "none" and str(tmp_path) not in json.dumps(config)
+
+
+def test_attributes_of_own_data_make_groups(tmp_path, capsys):
+    grouped = ("attribute_values=sex=f|m", "group_by=sex", "min_count=1")
+    code, _, err = call(capsys, "run", "fedufo", *own(tmp_path, *grouped), "--rounds", "1", "--out", tmp_path / "run")
+    assert code == 0, err
+    evaluation = next(e for e in verify(tmp_path / "run" / "audit.jsonl") if e["event"] == "evaluation")
+    assert {g: c["n"] for g, c in evaluation["sites"]["a"]["groups"]["test"].items()} == {"f": 4.0, "m": 4.0}
+
+
+def test_a_site_whose_data_cannot_be_built_is_named_without_its_paths(tmp_path, capsys):
+    arguments = own(tmp_path, sites="a,nowhere")
+    code, _, err = call(capsys, "run", "fedavg", *arguments, "--rounds", "1", "--out", tmp_path / "run")
+    assert code == 1 and "nowhere: error: my_data.build_data" in err and "/hospital/patients/17" in err
+    log = (tmp_path / "run" / "audit.jsonl").read_text()
+    assert '"code": "build_data"' in log.replace('":"', '": "') and "/hospital" not in log
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ('{"class_path": "my_net.Nothing"}', "model: my_net.Nothing cannot be imported"),
+        ('{"class_path": "Net"}', "model: expected module.Name, got 'Net'"),
+        ('{"class_path": "my_net.Net", "args": {"classes": 3}}', "expected shape (2, 2), got (2, 3)"),
+        ('{"class_path": "my_net.Net", "args": {"depth": 3}}', "model: my_net.Net failed on two examples of shape"),
+        ('{"class_path": "my_net.Net", "arg": {}}', "model: unknown key 'arg'; known: class_path, args"),
+        ('{"class_path": "my_data.Images", "args": {"site": "a", "n": 3}}', "my_data.Images is no torch.nn.Module"),
+        ("{", "model: expected"),
+        ("resnet19", "model: expected one of small-cnn, resnet18, or"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_in_one_line(model, message, tmp_path, capsys):
+    code, _, err = call(capsys, "run", "fedavg", *own(tmp_path, model=model), "--out", tmp_path / "run")
+    assert code == 2 and message in err and err.strip().count("\n") == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_what_is_named_can_be_imported(tmp_path):
+    net, data = write_code(tmp_path)
+    user_code.use([net])
+    assert user_code.load_object("my_net.Net", "model").__name__ == "Net"
+    with pytest.raises(UserError, match="build_data: my_data.build_data cannot be imported"):
+        user_code.load_object("my_data.build_data", "build_data")
+
+
+def test_a_package_folder_is_code_too(tmp_path):
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from my_package.inner import value\n")
+    (folder / "inner.py").write_text("value = 7\n")
+    user_code.use([folder])
+    assert user_code.load_object("my_package.value", "model") == 7
+    before = user_code.fingerprints()
+    (folder / "inner.py").write_text("value = 8\n")
+    assert user_code.fingerprints() != before
+
+
+def test_a_run_refuses_code_that_changed_or_is_missing(tmp_path, monkeypatch):
+    net, _ = write_code(tmp_path)
+    user_code.use([net])
+    expected = user_code.fingerprints()
+    user_code.check(expected)
+    net.write_text(net.read_text() + "\n# changed\n")
+    with pytest.raises(DataError, match="not the one that the run was made with"):
+        user_code.check(expected)
+    monkeypatch.setenv(user_code.VARIABLE, "")
+    with pytest.raises(DataError, match="needs the module 'my_net', which is not here"):
+        user_code.check(expected)
+
+
+@pytest.mark.parametrize("name, message", [("fairflare.py", "this package's"), ("a-b.py", "expected a .py file")])
+def test_names_that_cannot_be_modules(name, message, tmp_path):
+    (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match=message):
+        user_code.use([tmp_path / name])
+    with pytest.raises(UserError, match="expected a .py file"):
+        user_code.use([tmp_path / "gone.py"])
