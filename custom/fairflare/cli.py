@@ -12,7 +12,7 @@ import click
 
 from fairflare import __version__
 from fairflare.arguments import KINDS, on_grid, parse_pairs, parse_seeds, split_method
-from fairflare.errors import FairFlareError, RunFailed
+from fairflare.errors import FairFlareError, MissingData, RunFailed, UserError
 from fairflare.options import (
     as_json,
     config_options,
@@ -183,11 +183,21 @@ def export(
 
 @cli.command()
 @click.argument("site_config", type=click.Path(path_type=Path))
-@click.option("--kind", type=click.Choice(KINDS), required=True, help="What the data are.")
+@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where they have a datalist.")
+@click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
 @click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
 @set_option
 @as_json
-def preflight(site_config: Path, kind: str, classes: str | None, pairs: tuple[str, ...], as_json: bool) -> None:
+def preflight(
+    site_config: Path,
+    kind: str | None,
+    task: str | None,
+    classes: str | None,
+    site: str | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Look for what is wrong with a site's data; exit code 1 when a run would be refused.
 
     Run it at the hospital: its lines may name files. With --json it prints what may leave the site.
@@ -195,7 +205,9 @@ def preflight(site_config: Path, kind: str, classes: str | None, pairs: tuple[st
     from fairflare import console
     from fairflare.preflight import check_site
 
-    findings = check_site(site_config, kind, classes, parse_pairs(pairs))
+    if (kind is None) == (task is None):
+        raise UserError("preflight: expected either --kind or --task")
+    findings = check_site(site_config, kind or task, classes, parse_pairs(pairs), site)
     console.dump([f.public for f in findings]) if as_json else console.findings(findings)
     if any(f.level == "error" for f in findings):
         raise RunFailed("preflight: the data have errors, no run can start")
@@ -261,6 +273,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _complain(" ".join(error.format_message().split()), 2)
     except FairFlareError as error:
         code = _complain(" ".join(str(error).split()), error.exit_code)
+        if isinstance(error, MissingData):
+            click.echo(error.tree, err=True)
     except (KeyboardInterrupt, click.Abort):
         code = _complain("interrupted", 130)
     except Exception as error:

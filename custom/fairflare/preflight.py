@@ -8,28 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.clinic import tasks
+from fairflare.clinic.base import Task
 from fairflare.clinic.preflight import preflight
+from fairflare.clinic.tensors import TensorData
 from fairflare.errors import UserError
+from fairflare.execution import Execution, default_device
 from fairflare.findings import Finding
-from fairflare.site_config import read_site_config
+from fairflare.site_config import SiteConfig, read_site_config
 
 
-def check_site(site_config: Path, kind: str, classes: str | None, values: Mapping[str, Any]) -> list[Finding]:
-    """Findings on the data of the site whose configuration is in ``site_config``.
+def check_site(
+    site_config: Path, task: str, classes: str | None, values: Mapping[str, Any], site: str | None = None
+) -> list[Finding]:
+    """Findings on the data of the site whose configuration is in ``site_config``, and whether its GPU holds a batch.
 
     Args:
         site_config: the file.
-        kind: "classification", "segmentation" or "tabular".
-        classes: number or names of the classes or structures.
+        task: "classification", "segmentation", "tabular" or another task that reads files, as "name" or "name:preset".
+        classes: number or names of the classes or structures of the first three.
         values: options of the task, and "group_by".
+        site: its name in the task; the file's when None.
 
     Raises:
         UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
     """
     own = read_site_config(site_config)
     options = {key: value for key, value in values.items() if key != "group_by"}
-    task = tasks.load(kind, **options, **({"labels": classes} if classes else {}))
-    if not own.data_root:
+    name, _, preset = task.partition(":")
+    built = tasks.load(name, preset or None, **options, **({"labels": classes} if classes else {}))
+    if not own.data_root and not getattr(built, "build_data", ""):
         raise UserError(f"site configuration {site_config.name}: expected data_root, got none")
-    grouping = task.grouping(str(values.get("group_by", task.default_grouping)))
-    return preflight(task, site_config.stem, own, grouping, own.min_count)[0]
+    grouping = built.grouping(str(values.get("group_by", built.default_grouping)))
+    found, data = preflight(built, site or site_config.stem, own, grouping, own.min_count)
+    if data is not None:
+        batch_size = own.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
+        found += _of_gpu(built, data, own, batch_size)
+    return found
+
+
+def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> list[Finding]:
+    execution = Execution(default_device(own.gpu), "auto")
+    if not execution.on_gpu:
+        return []
+    network = task.network()
+    execution.place(network)
+    batch = next(iter(data.on(execution.device).training(batch_size, 0)))
+    objective = task.objective(data.class_counts.to(execution.device), 0.0)
+    if execution.fits(network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets)):
+        return []
+    text = f"a batch of {batch_size} does not fit; it is trained on in parts"
+    return [Finding("warning", "gpu_memory", "train", batch_size, text)]

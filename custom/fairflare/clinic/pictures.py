@@ -119,14 +119,13 @@ def _loader(suffix: str) -> Any:
     from monai.data import NibabelReader, PILReader, PydicomReader
     from monai.transforms import LoadImage
 
-    # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for.
+    # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for; a slice needs no geometry.
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="(NvImgCodec)?PydicomReader")
     if suffix in NATURAL:
         reader: Any = PILReader(reverse_indexing=False)
     elif suffix in (".dcm", ".dicom", ""):
         reader = PydicomReader(swap_ij=False)
     else:
         reader = NibabelReader()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return LoadImage(reader=reader, image_only=True, ensure_channel_first=True)
+    return LoadImage(reader=reader, image_only=True, ensure_channel_first=True)

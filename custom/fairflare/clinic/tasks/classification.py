@@ -67,6 +67,8 @@ class Classification(OwnImages):
         expect_choices(self)
         self._check_images(fewest=2)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
+        if self.model == "resnet18":
+            expect("size", self.size > 32, "above 32 for resnet18, whose last stage is then a single pixel", self.size)
         if self.pretrained_weights is not None:
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 

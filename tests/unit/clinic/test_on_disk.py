@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every loader shows the tree it reads, in its docstring and when something is missing."""
+
+import importlib
+
+import pytest
+
+from fairflare.cli import main
+from fairflare.clinic.base import DATA_FOLDER
+from fairflare.clinic.on_disk import OnDisk
+from fairflare.clinic.tasks import TASKS, load
+from fairflare.errors import MissingData
+
+LOADERS = {name: cls for name, cls in TASKS.items() if issubclass(cls, OnDisk)}
+NAMED = {
+    *("rsna-ich", "isic2019", "prostate", "fundus", "digits5", "office-caltech"),
+    *("covid-brazil", "ctg", "support", "seer-prostate"),
+}
+
+
+def test_the_papers_data_have_loaders():
+    assert set(LOADERS) >= NAMED
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_missing_path_is_named_beside_the_tree_of_the_docstring(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(DATA_FOLDER, str(tmp_path))
+    doc = importlib.import_module(LOADERS[name].__module__).__doc__
+    with pytest.raises(MissingData) as error:
+        load(name).check_data()
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+    lines = error.value.tree.splitlines()
+    assert lines and all(line in doc for line in lines) and all(line.startswith("    ") for line in lines)
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "fedavg", "--task", name, "--out", str(tmp_path / "run")])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and error.value.tree in told and "Traceback" not in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_without_a_folder_it_says_which_variable_names_it(name, monkeypatch):
+    monkeypatch.delenv(DATA_FOLDER, raising=False)
+    with pytest.raises(MissingData, match=DATA_FOLDER):
+        load(name).check_data()
