@@ -6,15 +6,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
 import numpy as np
-import torch
-from torch import Tensor
-
-from fairflare.clinic.base import standardise
 
 NUMBERS = (
     "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",
@@ -45,22 +41,6 @@ def table() -> Mapping[str, tuple[str, ...]]:
     rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
     names = next(rows)
     return dict(zip(names, zip(*rows)))
-
-
-def fitted(train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-    """How a site prepares numbers: gaps become the training median, then (x - mean) / std of the training rows.
-
-    Args:
-        train: float64 (n, features), nan where missing; a column without a single value counts as all zeros.
-
-    Returns:
-        A function from such an array of any length to a float32 tensor of its shape without gaps.
-    """
-    empty = np.isnan(train).all(0)
-    medians = np.nanmedian(np.where(empty, 0.0, train), axis=0)
-    filled = torch.from_numpy(np.where(np.isnan(train), medians, train))
-    mean, std = filled.mean(0), filled.std(0, correction=0)
-    return lambda rows: standardise(torch.from_numpy(np.where(np.isnan(rows), medians, rows)), mean, std).float()
 
 
 @cache

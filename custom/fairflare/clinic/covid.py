@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of hospitalised COVID-19 patients in Brazil: where it is looked for, what it holds, which columns leak.
+"""The table of hospitalised COVID-19 patients in Brazil: what it holds, and which columns leak.
 
 Brazil's SIVEP-Gripe surveillance records to May 2020 as selected by Baqui et al. (Lancet Global Health 8, 2020) and
 encoded in numbers by van der Schaar's group (synthetic-data-lab, ``Brazil_COVID``). 6,882 patients with a positive PCR
@@ -15,7 +15,6 @@ table has none of these.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.base import DATA_FOLDER
+from fairflare.clinic.sheets import one_hot
 from fairflare.errors import UserError
 
 FILE = "covid_brazil.csv"
@@ -70,42 +69,13 @@ class Patients:
     flags: np.ndarray
 
 
-def patients() -> Patients:
-    """The table from the folder that ``FAIRFLARE_DATA`` names, read once per file.
+@lru_cache(maxsize=2)
+def read(path: Path) -> Patients:
+    """The table in the file ``path``, read once.
 
     Raises:
-        UserError: there is no such file, or it is not that table; names the column and line.
+        UserError: it is not that table; names the column and line.
     """
-    folder = os.environ.get(DATA_FOLDER, "")
-    path = Path(folder, FILE)
-    if not folder or not path.is_file():
-        table = f"{FILE} ({len(COLUMNS)} columns: {', '.join(COLUMNS[:5])}, ...)"
-        raise UserError(f"{DATA_FOLDER}: expected a folder with {table}, got {folder or 'nothing'}")
-    return _read(path.resolve())
-
-
-def clean_flags(table: Patients) -> np.ndarray:
-    """float32 (N, 23) of 0 and 1: male, symptoms, illnesses, ethnicities; an unknown ethnicity is a row of zeros."""
-    return np.concatenate((_one(table.sex == 1), table.flags, _one_hot(table.race, len(RACES))), axis=1)
-
-
-def paper_features(table: Patients) -> np.ndarray:
-    """float32 (N, 30), unscaled: what this table holds of FedUFO's 43 columns, with the days to the outcome.
-
-    Age in years, the 23 columns of ``clean_flags``, five age flags, days. This table lacks the other 13, among them
-    ``Evolution``; the region, which is no feature there, is none here.
-    """
-    bins = _one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
-    return np.concatenate((_one(table.age), clean_flags(table), bins, _one(table.days)), axis=1)
-
-
-def named(codes: np.ndarray, names: tuple[str, ...]) -> list[str]:
-    """The name of each code; "" for -1."""
-    return ["" if code < 0 else names[code] for code in codes]
-
-
-@lru_cache(maxsize=2)
-def _read(path: Path) -> Patients:
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             rows = csv.DictReader(file)
@@ -119,6 +89,21 @@ def _read(path: Path) -> Patients:
     except (OSError, csv.Error) as error:
         raise UserError(f"{FILE}: expected a readable table, got {type(error).__name__}") from error
     return _parsed(cells)
+
+
+def clean_flags(table: Patients) -> np.ndarray:
+    """float32 (N, 23) of 0 and 1: male, symptoms, illnesses, ethnicities; an unknown ethnicity is a row of zeros."""
+    return np.concatenate((_one(table.sex == 1), table.flags, one_hot(table.race, len(RACES))), axis=1)
+
+
+def paper_features(table: Patients) -> np.ndarray:
+    """float32 (N, 30), unscaled: what this table holds of FedUFO's 43 columns, with the days to the outcome.
+
+    Age in years, the 23 columns of ``clean_flags``, five age flags, days. This table lacks the other 13, among them
+    ``Evolution``; the region, which is no feature there, is none here.
+    """
+    bins = one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
+    return np.concatenate((_one(table.age), clean_flags(table), bins, _one(table.days)), axis=1)
 
 
 def _parsed(cells: dict[str, list[str]]) -> Patients:
@@ -161,10 +146,6 @@ def _number(cell: str) -> float:
 
 def _one(column: np.ndarray) -> np.ndarray:
     return column.astype(np.float32)[:, None]
-
-
-def _one_hot(codes: np.ndarray, n: int) -> np.ndarray:
-    return (codes[:, None] == np.arange(n)).astype(np.float32)
 
 
 ATTRIBUTES: dict[str, tuple[tuple[str, ...], Callable[[Patients], np.ndarray]]] = {

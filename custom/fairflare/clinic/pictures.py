@@ -83,7 +83,7 @@ class Reader:
             raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
         masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in self.values.values()])
         if masks.shape[1:] != (self.size, self.size):
-            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest")[0]
+            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
         return masks.to(torch.uint8)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table that the user brings: splits are whole, nothing leaks by default, and mistakes are answered in one line.
 
-Most tests use a made-up table with the real one's columns; the last ones need the real file and skip without it.
+The table is made up, with the real one's columns; test_real_tables.py has the real one.
 """
 
 import csv
@@ -15,7 +15,8 @@ import torch
 from fairflare.clinic import covid
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.covid_brazil import CovidBrazil
-from fairflare.errors import UserError
+from fairflare.errors import MissingData, UserError
+from fairflare.site_config import SiteConfig
 
 PER_REGION = 80
 N = PER_REGION * len(covid.REGIONS)
@@ -23,6 +24,11 @@ PRESETS = list(CovidBrazil.presets)
 CELLS = dict(zip(covid.COLUMNS, range(len(covid.COLUMNS))))
 UNKNOWN_RACE, UNKNOWN_SEX = 7, 8
 """Rows whose ethnicity is none of the codes, and whose sex is missing."""
+
+
+def patients():
+    """The table that the environment names."""
+    return covid.read(Path(os.environ["FAIRFLARE_DATA"], covid.FILE).resolve())
 
 
 def made_up():
@@ -80,12 +86,12 @@ def test_a_region_has_its_own_patients(folder):
     task = CovidBrazil()
     for k, site in enumerate(task.sites()):
         rows = np.concatenate(list(task.rows(site).values()))
-        assert len(rows) == PER_REGION and set(covid.patients().region[rows]) == {k}
+        assert len(rows) == PER_REGION and set(patients().region[rows]) == {k}
 
 
 def test_splits_hold_their_share_of_both_outcomes(folder):
     task = CovidBrazil(test_fraction=0.25, val_fraction=0.2)
-    died = covid.patients().died
+    died = patients().died
     for site in task.sites():
         rows = task.rows(site)
         members = died[np.concatenate(list(rows.values()))]
@@ -102,6 +108,32 @@ def test_site_data_twice_the_same(preset, folder):
     for split in one:
         assert torch.equal(one[split].inputs, two[split].inputs)
         assert torch.equal(one[split].targets, two[split].targets)
+
+
+def test_label_skew_within_regions(folder, monkeypatch):
+    monkeypatch.setattr(CovidBrazil, "smallest_site", 20)
+    monkeypatch.setattr(CovidBrazil, "smallest_class", 5)
+    task = CovidBrazil(sites_by="region+dirichlet", n_sites=10, alpha=0.3)
+    assert list(task.sites().values())[3:5] == ["North; label skew, alpha 0.3", "Northeast; label skew, alpha 0.3"]
+    rows = [np.concatenate(list(task.rows(site).values())) for site in task.sites()]
+    assert sorted(np.concatenate(rows)) == list(range(N))
+    died, region = patients().died, patients().region
+    for k, members in enumerate(rows):
+        assert set(region[members]) == {k // 2} and np.bincount(died[members], minlength=2).min() >= 5
+        assert len(members) >= 20
+    # The two sites of a region differ in who died far more than by chance.
+    share = np.array([died[members].mean() for members in rows]).reshape(5, 2)
+    assert np.abs(share[:, 0] - share[:, 1]).max() > 0.3
+    again = CovidBrazil(sites_by="region+dirichlet", n_sites=10, alpha=0.3)
+    assert again.rows("site-7")["train"].tolist() == task.rows("site-7")["train"].tolist()
+    even = CovidBrazil(sites_by="region+dirichlet", n_sites=10, alpha=1e6)
+    share = np.array([died[np.concatenate(list(even.rows(site).values()))].mean() for site in even.sites()])
+    assert np.abs(share.reshape(5, 2) @ (1, -1)).max() < 0.3
+
+
+def test_a_region_that_cannot_be_shared_is_named(folder):
+    with pytest.raises(UserError, match="Central-West: no split of 80 examples over 4 sites with at least 40 each"):
+        CovidBrazil(sites_by="region+dirichlet", n_sites=20).rows("site-1")
 
 
 def test_another_seed_splits_otherwise(folder):
@@ -131,7 +163,7 @@ def test_clean_features_hold_no_days(folder, monkeypatch):
 
 def test_clean_features_follow_their_patients(folder):
     columns, rows = columns_of(CovidBrazil(), split="test")
-    table = covid.patients()
+    table = patients()
     train = table.age[CovidBrazil().rows("site-2")["train"]]
     np.testing.assert_allclose(columns[0], (table.age[rows] - train.mean()) / train.std(), atol=1e-5)
     np.testing.assert_array_equal(columns[1], table.sex[rows] == 1)
@@ -142,7 +174,7 @@ def test_clean_features_follow_their_patients(folder):
 def test_paper_features_leak_and_are_unscaled(folder):
     task = CovidBrazil(features="paper")
     columns, rows = columns_of(task)
-    table = covid.patients()
+    table = patients()
     assert len(columns) == 30 and task.network()(torch.zeros(2, 30)).shape == (2, 2)
     np.testing.assert_array_equal(columns[0], table.age[rows])
     np.testing.assert_array_equal(columns[-1], table.days[rows])
@@ -183,20 +215,32 @@ def test_an_unknown_value_belongs_to_no_group(folder):
 
 
 def test_an_unknown_ethnicity_is_a_row_of_zeros(folder):
-    flags = covid.clean_flags(covid.patients())[:, -5:]
+    flags = covid.clean_flags(patients())[:, -5:]
     assert (flags[UNKNOWN_RACE] == 0).all() and flags.sum() == N - 1
 
 
 @pytest.mark.parametrize("value", [None, "", "nowhere"])
-def test_a_missing_file_is_named(value, monkeypatch):
+def test_a_missing_file_is_named_and_the_tree_shown(value, monkeypatch):
     monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
     if value is not None:
         monkeypatch.setenv("FAIRFLARE_DATA", value)
-    with pytest.raises(UserError) as caught:
-        CovidBrazil().site_data("site-1")
-    message = str(caught.value)
-    assert message.startswith("FAIRFLARE_DATA: expected a folder with covid_brazil.csv (23 columns: is_dead, Days_")
-    assert message.endswith(f"got {value or 'nothing'}") and "\n" not in message and str(Path.cwd()) not in message
+    for call in (CovidBrazil().check_data, lambda: CovidBrazil().site_data("site-1")):
+        with pytest.raises(MissingData) as caught:
+            call()
+        message = str(caught.value)
+        expected = (
+            "no such file or folder: nowhere/covid_brazil.csv" if value else "folder of its data in FAIRFLARE_DATA"
+        )
+        assert message.startswith("task covid-brazil: ") and expected in message and "\n" not in message
+        assert str(Path.cwd()) not in message
+        assert caught.value.tree.split()[:3] == ["covid_brazil.csv", "23", "columns:"]
+
+
+def test_a_site_may_have_its_own_copy(folder, tmp_path, monkeypatch):
+    before = CovidBrazil().site_data("site-2").splits["train"].inputs
+    monkeypatch.delenv("FAIRFLARE_DATA")
+    after = CovidBrazil().local_data("site-2", SiteConfig(data_root=str(folder)))
+    assert torch.equal(after.splits["train"].inputs, before)
 
 
 def test_a_missing_column_is_named(folder):
@@ -211,8 +255,8 @@ def test_more_columns_in_another_order_do_not_matter(folder):
     other = folder / "other"
     other.mkdir()
     write(other, [["x", *reversed(row)] for row in made_up()], ["note", *reversed(covid.COLUMNS)])
-    after = CovidBrazil()._inputs(covid._read(other / covid.FILE), CovidBrazil().rows("site-3")["train"])
-    assert torch.equal(before, after[CovidBrazil().rows("site-3")["test"]])
+    after = CovidBrazil().local_data("site-3", SiteConfig(data_root=str(other))).splits["test"].inputs
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +279,7 @@ def test_a_bad_cell_is_named(column, cell, message, folder):
 
 def test_a_region_that_is_too_small(folder):
     write(folder, [row for row in made_up() if row[CELLS["Region"]] != "3"])
-    with pytest.raises(
-        UserError, match=r"expected at least 40 patients of South, 10 with either outcome, got \[0, 0\]"
-    ):
+    with pytest.raises(UserError, match=r"expected at least 40 patients of South, 10 of each class, got \[0, 0\]"):
         CovidBrazil().site_data("site-1")
 
 
@@ -248,7 +290,9 @@ BAD = [
     ({"alpha": 0.0}, "alpha: expected a number above 0, got 0.0"),
     ({"test_fraction": 0.0}, r"test_fraction: expected a number in \(0, 0.5\], got 0.0"),
     ({"features": "all"}, "features: expected one of clean, paper, got 'all'"),
-    ({"sites_by": "state"}, "sites_by: expected one of region, dirichlet"),
+    ({"sites_by": "state"}, r"sites_by: expected one of region, dirichlet, region\+dirichlet"),
+    ({"sites_by": "region+dirichlet", "n_sites": 7}, "n_sites: expected a multiple of the 5 regions, got 7"),
+    ({"sites_by": "region+dirichlet", "n_sites": 0}, "n_sites: expected 2..50, got 0"),
 ]
 
 
@@ -256,64 +300,3 @@ BAD = [
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         CovidBrazil(**options)
-
-
-@pytest.fixture
-def real(monkeypatch):
-    shared = Path(__file__).parents[4] / "shared" / "data"
-    found = next((f for f in (os.environ.get("FAIRFLARE_DATA"), shared) if f and Path(f, covid.FILE).is_file()), None)
-    if found is None:
-        pytest.skip("needs covid_brazil.csv in the folder that FAIRFLARE_DATA names")
-    monkeypatch.setenv("FAIRFLARE_DATA", str(found))
-    return covid.patients()
-
-
-def test_the_real_table(real):
-    assert len(real.died) == 6882 and real.died.sum() == 3254
-    assert np.bincount(real.region).tolist() == [105, 510, 714, 624, 4929]
-    assert np.bincount(real.region, real.died).tolist() == [28, 373, 461, 174, 2218]
-    assert np.bincount(real.race).tolist() == [2229, 4061, 443, 137, 12]
-    assert np.bincount(real.sex).tolist() == [2875, 4007] and (real.age >= 60).sum() == 3447
-
-
-def test_real_codes_stand_for_what_they_are_called(real):
-    """Most patients of the South are white and most of the North are not, as the census has it."""
-    white = real.race == covid.RACES.index("white")
-    share = {name: white[real.region == k].mean() for k, name in enumerate(covid.REGIONS)}
-    assert share["South"] > 0.9 and share["North"] < 0.15
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_real_sites_are_whole(preset, real):
-    task = load("covid-brazil", preset)
-    rows = [r for site in task.sites() for r in task.rows(site).values()]
-    assert sorted(np.concatenate(rows)) == list(range(6882))
-    sizes = [sum(map(len, task.rows(site).values())) for site in task.sites()]
-    assert sizes == ([105, 510, 714, 624, 4929] if preset == "regions" else [5148, 1734])
-
-
-def test_no_real_clean_feature_alone_predicts_the_outcome(real):
-    from fairflare.clinic.scores import auc
-
-    died = real.died == 1
-    for column in (real.age, *covid.clean_flags(real).T):
-        assert 0.4 < auc(column, died) < 0.75
-
-
-def test_what_the_real_table_lets_one_predict(real):
-    """The docstring's figures, in sample: without the days about .73 and .81, and hardly more with them."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    from fairflare.clinic.scores import auc
-
-    def fit(features):
-        x = StandardScaler().fit_transform(features)
-        model = LogisticRegression(max_iter=1000).fit(x, real.died)
-        return model.score(x, real.died), auc(model.decision_function(x), real.died == 1)
-
-    clean = np.column_stack((real.age, covid.clean_flags(real)))
-    accuracy, area = fit(clean)
-    assert 0.72 < accuracy < 0.75 and 0.79 < area < 0.82
-    assert abs(fit(np.column_stack((clean, real.days)))[1] - area) < 0.01
-    assert real.died[real.days == 0].mean() > 0.75

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tabular task: the cohort is whole, nothing leaks, and a site uses nobody's statistics but its own."""
 
+import dataclasses
 import gzip
 from importlib import resources
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from fairflare.clinic import cohort
+from fairflare.clinic.patients import fitted
 from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.support2 import Support2
+from fairflare.clinic.tasks.support2 import Support2, table_of
 from fairflare.errors import UserError
 
 LEAKS = {
@@ -99,6 +101,27 @@ def test_dirichlet_sites_have_both_outcomes_in_all_splits():
         assert task.site_data(site).class_counts.min() >= 5
 
 
+def test_label_skew_within_disease_classes():
+    task = Support2(sites_by="dzclass+dirichlet", n_sites=12, alpha=0.5)
+    died, dzclass = cohort.outcome(task.label), np.array(cohort.table()["dzclass"])
+    rows = [np.concatenate(list(task.rows(site).values())) for site in task.sites()]
+    assert sorted(np.concatenate(rows)) == list(range(9105))
+    for members, kind in zip(rows, task.sites().values()):
+        name, words = kind.split("; ")
+        assert set(dzclass[members]) == {name} and words == "label skew, alpha 0.5"
+        assert len(members) >= 40 and np.bincount(died[members], minlength=2).min() >= 15
+    share = np.array([died[members].mean() for members in rows]).reshape(4, 3)
+    assert (share.max(1) - share.min(1)).min() > 0.05 and (share.max(1) - share.min(1)).max() > 0.2
+
+
+def test_one_share_of_each_disease_class_is_that_class():
+    """As many sites as classes: both ways of naming them give the same patients to the same site."""
+    whole, shares = Support2(), Support2(sites_by="dzclass+dirichlet")
+    for site in whole.sites():
+        for split, rows in whole.rows(site).items():
+            assert rows.tolist() == shares.rows(site)[split].tolist()
+
+
 def test_fractions():
     rows = Support2(test_fraction=0.3, val_fraction=0.1).rows("site-2")
     assert len(rows["test"]) == round(0.3 * 2862) and len(rows["val"]) == round(0.1 * (2862 - len(rows["test"])))
@@ -128,17 +151,19 @@ def test_gaps_are_filled_with_the_sites_training_median():
 
 def test_test_patients_do_not_move_the_statistics(monkeypatch):
     task = Support2()
-    before = task.site_data("site-4").splits["train"].inputs
+    before, test = (task.site_data("site-4").splits[name].inputs for name in ("train", "test"))
     changed = cohort.numbers().copy()
     changed[task.rows("site-4")["test"]] = 1e6
     changed[task.rows("site-1")["train"]] = 1e6
-    monkeypatch.setattr(cohort, "numbers", lambda: changed)
+    other = dataclasses.replace(table_of(task.label), numbers=changed)
+    monkeypatch.setattr(Support2, "table", lambda self, own=None: other)
+    assert not torch.equal(task.site_data("site-4").splits["test"].inputs, test)
     assert torch.equal(task.site_data("site-4").splits["train"].inputs, before)
 
 
 def test_a_column_without_values_becomes_zero():
     train = np.array([[1.0, np.nan], [3.0, np.nan]])
-    scaled = cohort.fitted(train)
+    scaled = fitted(train)
     assert scaled(train).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
     assert scaled(np.array([[np.nan, np.nan]])).tolist() == [[0.0, 0.0]]
 
@@ -190,7 +215,8 @@ BAD = [
     ({"test_fraction": 0.0}, r"test_fraction: expected a number in \(0, 0.5\], got 0.0"),
     ({"val_fraction": 0.9}, "val_fraction: expected"),
     ({"label": "cost"}, "label: expected one of hospital_death, death, got 'cost'"),
-    ({"sites_by": "race"}, "sites_by: expected one of dzclass, dirichlet"),
+    ({"sites_by": "race"}, r"sites_by: expected one of dzclass, dirichlet, dzclass\+dirichlet"),
+    ({"sites_by": "dzclass+dirichlet", "n_sites": 6}, "n_sites: expected a multiple of the 4 disease classes, got 6"),
     ({"model": "resnet18"}, "model: expected one of mlp, linear"),
     ({"data_seed": -3}, "data_seed: expected at least 0"),
 ]

@@ -1,30 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COVID-19 in Brazil: will a hospitalised patient die? The table of FedUFO, which the user brings."""
+"""COVID-19 in Brazil: will a hospitalised patient die? The table of FedUFO, which the user brings.
+
+In the data folder:
+
+    covid_brazil.csv    23 columns: is_dead, Days_hospital_to_outcome, Age, Sex, Ethnicity, Region, Fever, ...
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from fairflare.clinic import covid, networks, scores
-from fairflare.clinic.base import Preset, Task
-from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.cohort import fitted
-from fairflare.clinic.partition import dirichlet_by_label, redrawn
-from fairflare.clinic.tensors import Split, TensorData
+from fairflare.clinic import covid, sheets
+from fairflare.clinic.base import Preset
+from fairflare.clinic.on_disk import OnDisk
+from fairflare.clinic.patients import Table, TableTask
 from fairflare.contracts import Training
-from fairflare.seeds import derive
+from fairflare.site_config import SiteConfig
 
-SMALLEST_SITE = 40
-"""Patients that every site has at least."""
-SMALLEST_CLASS = 10
-"""Patients with either outcome that every site has at least."""
 TRAINING = Training(rounds=20, epochs=1, batch_size=32, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
 """FedUFO's batch of 32. Plain SGD, where upstream has Adam, because Adam undoes a weight on the loss; FedAvg levels off
 within these 20 rounds."""
@@ -32,18 +28,18 @@ FEATURES = {"clean": 24, "paper": 30}
 
 
 @dataclass(frozen=True)
-class CovidBrazil(Task):
+class CovidBrazil(TableTask, OnDisk):
     """Binary prognosis at admission, after Baqui et al. and FedUFO; see ``fairflare.clinic.covid`` for the table.
 
-    The table is read from the folder that the environment variable FAIRFLARE_DATA names, when data are first asked for.
-    Splits are drawn within each outcome, since the smallest region has 105 patients, 28 of whom died. Its test split
-    has 21, and over six values of ``data_seed`` FedAvg's AUC there lies anywhere from .76 to .89. It stays a site of
-    its own, as real small regions do: compare several seeds before saying that a method serves it better.
+    The table is read when data are first asked for. Splits are drawn within each outcome, since the smallest region has
+    105 patients, 28 of whom died. Its test split has 21, and over six values of ``data_seed`` FedAvg's AUC there lies
+    anywhere from .76 to .89. It stays a site of its own, as real small regions do: compare several seeds before saying
+    that a method serves it better.
 
     Args:
         sites_by: "region": the country's five regions, 105 to 4,929 patients, of whom 27 % to 73 % died; "dirichlet":
-            label skew over ``n_sites``.
-        n_sites: 5 for "region", else 2..50; FedUFO has 2.
+            label skew over ``n_sites``; "region+dirichlet": label skew over as many sites in each region.
+        n_sites: 5 for "region", else 2..50 and for "region+dirichlet" a multiple of 5; FedUFO has 2.
         alpha: concentration > 0 of the Dirichlet split; FedUFO's is 0.5, and 1 in its equal-opportunity runs. Unlike
             there, each site keeps its own test patients out of its share, and none are set aside before.
         features: "clean": what is known at admission; age is standardised with the site's own training patients, the
@@ -72,8 +68,10 @@ class CovidBrazil(Task):
             TRAINING,
         ),
     }
+    natural, natural_words, natural_groups = "region", "regions", covid.REGIONS
+    smallest_site, smallest_class = 40, 10
 
-    sites_by: Literal["region", "dirichlet"] = "region"
+    sites_by: Literal["region", "dirichlet", "region+dirichlet"] = "region"
     n_sites: int = 5
     alpha: float = 0.5
     features: Literal["clean", "paper"] = "clean"
@@ -82,91 +80,23 @@ class CovidBrazil(Task):
     model: Literal["mlp", "linear"] = "mlp"
     data_seed: int = 2024
 
-    def __post_init__(self) -> None:
-        expect_choices(self)
-        if self.sites_by == "region":
-            expect("n_sites", self.n_sites == 5, "5 regions (or set sites_by=dirichlet)", self.n_sites)
-        expect("n_sites", 2 <= self.n_sites <= 50, "2..50", self.n_sites)
-        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
-        for key in ("test_fraction", "val_fraction"):
-            expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
-        expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
+    def n_features(self) -> int:
+        """24 or 30."""
+        return FEATURES[self.features]
 
-    def sites(self) -> dict[str, str]:
-        """The region of each site, or how skewed the split is; known without the file."""
-        skew = [f"label skew, alpha {self.alpha:g}"] * self.n_sites
-        kinds = covid.REGIONS if self.sites_by == "region" else skew
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
-
-    def network(self) -> nn.Module:
-        """24 or 30 features -> logits of (survived, died)."""
-        return networks.build(self.model, FEATURES[self.features], len(self.classes))
-
-    def check_data(self) -> None:
-        """Read the table; see ``covid.patients``."""
-        covid.patients()
-
-    def site_data(self, site: str) -> TensorData:
-        """The site's patients; ``attributes(split)`` of the result holds race, white, sex and age.
-
-        Raises:
-            UserError: the file is missing or not the table that is expected.
-        """
-        table, rows = covid.patients(), self.rows(site)
-        inputs = self._inputs(table, rows["train"])
-        attributes = {name: covid.named(of(table), values) for name, (values, of) in covid.ATTRIBUTES.items()}
-        splits = {
-            name: Split(
-                inputs[chosen],
-                torch.from_numpy(table.died[chosen]),
-                {key: [values[i] for i in chosen] for key, values in attributes.items()},
-            )
-            for name, chosen in rows.items()
-        }
-        return TensorData(**splits, n_classes=len(self.classes))
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.binary``."""
-        return scores.binary(outputs, targets)
-
-    def rows(self, site: str) -> dict[str, np.ndarray]:
-        """Split -> the site's rows of the table, sorted; each patient is in one split of one site."""
-        k, table = site_index(site, self.sites()), covid.patients()
-        parts: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-        for outcome in range(len(self.classes)):
-            members = np.flatnonzero((_site_of(self, table) == k) & (table.died == outcome))
-            shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k, outcome)).permutation(
-                members
-            )
-            n_test = round(self.test_fraction * len(members))
-            n_val = round(self.val_fraction * (len(members) - n_test))
-            for name, part in zip(("test", "val", "train"), np.split(shuffled, (n_test, n_test + n_val))):
-                parts[name].append(part)
-        return {name: np.sort(np.concatenate(found)) for name, found in parts.items()}
-
-    def _inputs(self, table: covid.Patients, train: np.ndarray) -> Tensor:
-        """float32 (N, features) of all patients, scaled with the rows ``train`` alone where anything is."""
-        if self.features == "paper":
-            return torch.from_numpy(covid.paper_features(table))
-        age = table.age[:, None]
-        return torch.cat((fitted(age[train])(age), torch.from_numpy(covid.clean_flags(table))), dim=1)
+    def table(self, own: SiteConfig | None = None) -> Table:
+        """All patients; their attributes are race, white, sex and age."""
+        return table_of(covid.read(self.needed(self.root(own) / covid.FILE).resolve()), self.features)
 
 
 @lru_cache(maxsize=4)
-def _site_of(task: CovidBrazil, table: covid.Patients) -> np.ndarray:
-    """int64 (N,): the site index of every patient."""
-    if task.sites_by == "region":
-        for k, region in enumerate(covid.REGIONS):
-            counts = np.bincount(table.died[table.region == k], minlength=2)
-            enough = counts.sum() >= SMALLEST_SITE and counts.min() >= SMALLEST_CLASS
-            expected = f"at least {SMALLEST_SITE} patients of {region}, {SMALLEST_CLASS} with either outcome"
-            expect(covid.FILE, enough, expected, counts.tolist())
-        return table.region
-    return redrawn(
-        lambda seed: dirichlet_by_label(table.died, task.n_sites, task.alpha, seed),
-        table.died,
-        task.n_sites,
-        task.data_seed,
-        minimum=SMALLEST_SITE,
-        minimum_per_class=SMALLEST_CLASS,
+def table_of(patients: covid.Patients, features: str) -> Table:
+    """The patients with the "clean" or the "paper" columns; ``numbers`` is the age, or nothing."""
+    clean = features == "clean"
+    return Table(
+        labels=patients.died,
+        numbers=patients.age[:, None] if clean else np.empty((len(patients.died), 0)),
+        plain=covid.clean_flags(patients) if clean else covid.paper_features(patients),
+        attributes={name: sheets.named(of(patients), values) for name, (values, of) in covid.ATTRIBUTES.items()},
+        groups=patients.region,
     )
