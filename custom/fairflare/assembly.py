@@ -20,9 +20,9 @@ from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
-from fairflare.config import RunConfig, part
+from fairflare.config import RunConfig, part, site_of_client
 from fairflare.contracts import Batch, Outline, Scalar, SiteData, StateDict, Training
-from fairflare.errors import UserError
+from fairflare.errors import DataError, UserError
 from fairflare.execution import Execution, default_device
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
@@ -183,19 +183,19 @@ def build_site(
     local: Path | None = None,
     tell: Callable[[Finding], None] = lambda finding: None,
 ) -> Site:
-    """One site's side, whose data are read when they are first needed; raises UserError for a site the task lacks.
+    """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
     Args:
         config: the run.
         parts: its objects.
-        name: the site.
+        name: the site, as FLARE calls it.
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
         tell: called with what preflight finds at the site.
     """
-    known, own = parts.task.sites(), find_site_config(local, name)
+    known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
-        raise UserError(f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
+        raise DataError("site", f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
     training = part(Training, config.training)
     if own and own.batch_size:
         training = dataclasses.replace(training, batch_size=own.batch_size)
@@ -203,7 +203,7 @@ def build_site(
     min_count = stricter(own.min_count, config.min_count) if own else config.min_count
 
     def look() -> tuple[list[Finding], SiteData | None]:
-        found, data = preflight(parts.task, name, own, parts.grouping, min_count)
+        found, data = preflight(parts.task, known.get(name, name), own, parts.grouping, min_count)
         return found, data.on(execution.device) if data is not None else None
 
     return Site(
@@ -237,8 +237,8 @@ def without_folders(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def site_names(config: RunConfig) -> list[str]:
-    """The task's sites, in the task's order."""
-    return list(tasks.load(config.task, config.preset, **config.options).sites())
+    """The run's sites, in the task's order."""
+    return list(site_of_client(config, tasks.load(config.task, config.preset, **config.options)))
 
 
 def run_local(
@@ -258,7 +258,7 @@ def run_local(
     parts = parts or build_parts(config)
     initial = parts.model
     sites = {}
-    for name in parts.task.sites():
+    for name in site_of_client(config, parts.task):
         site = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt", tell=partial(tell, name))
         site.look = partial(_announced, site.look, partial(on_site, name))
         sites[name] = site

@@ -16,7 +16,7 @@ from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
 
 FORMAT = 1
-RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out")
+RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out", "clients")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class RunConfig:
             attribute of the task, several joined as in "label+sex", or "none".
         min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
         leave_out: a site that trains nothing and is only evaluated; empty: none.
+        clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
@@ -54,6 +55,7 @@ class RunConfig:
     group_by: str = "label"
     min_count: int | None = 10
     leave_out: str = ""
+    clients: list[str] = dataclasses.field(default_factory=list)
     code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -146,8 +148,11 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
     min_sites = _whole("min_sites", values.get("min_sites", min(n_sites, max(2, -(-n_sites // 2)))), 1)
     if min_sites > n_sites:
         raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {min_sites}")
+    clients = [part.strip() for part in str(values.get("clients", "")).split(",") if part.strip()]
+    if clients and (len(clients) != n_sites or len({name.lower() for name in clients}) < n_sites):
+        raise UserError(f"clients: expected {n_sites} different names, one per site of task {name}, got {len(clients)}")
     leave_out = str(values.get("leave_out", ""))
-    if leave_out and leave_out not in built.sites():
+    if leave_out and leave_out not in (clients or built.sites()):
         raise UserError(f"leave_out: expected a site of task {name}, got {leave_out!r}")
     min_count = values.get("min_count", 10)
     return {
@@ -156,7 +161,13 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
         "group_by": str(values.get("group_by", built.default_grouping)),
         "min_count": None if str(min_count) == "none" else _whole("min_count", min_count, 0),
         "leave_out": leave_out,
+        "clients": clients,
     }
+
+
+def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
+    """FLARE client -> the task's site that it takes, in the task's order."""
+    return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
 
 
 def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:

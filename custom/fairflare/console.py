@@ -124,14 +124,15 @@ class Counter:
         self._task = self._bar.add_task(self._title, total=None)
 
     def __enter__(self) -> Counter:
-        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def saw(self, part: str, done: int, total: int) -> None:
-        """``done`` of ``total`` are done, the last one belonged to ``part``."""
+        """``done`` of ``total`` are done, the last one belonged to ``part``; shows the bar from the first call on."""
+        self._bar.start()
         self._bar.update(self._task, description=f"{self._title}: {escape(part)}", completed=done, total=total)
 
 

@@ -34,6 +34,7 @@ CODES = {
     "patient_overlap": "a patient is in two splits",
     "path_outside": "a path leads out of the data root",
     "shape": "an image and its mask differ in shape",
+    "site": "the run knows no site of this name",
     "small_group": "a group is below min_count; its numbers stay at the site",
     "split": "the split column has an unknown value",
     "unreadable": "a file cannot be read",

@@ -14,7 +14,7 @@ from typing import Any
 
 from fairflare import console
 from fairflare.assembly import CONFIG, Parts, build_parts, run_local
-from fairflare.config import RunConfig, part
+from fairflare.config import RunConfig, part, site_of_client
 from fairflare.contracts import Training
 from fairflare.errors import FairFlareError, RunFailed, UserError
 from fairflare.federation import audit
@@ -54,7 +54,7 @@ def execute(
     parts.task.check_data()
     if caution := parts.rule.caution(part(Training, config.training)):
         console.note(caution)
-    names = list(parts.task.sites())
+    names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     with fresh_folder(folder, force):

@@ -123,7 +123,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {"kind": str(found["kind"]), "classes": list(found["classes"]), "options": dict(found["options"])} | {
-            "shared": dict(found.get("shared", {}))
+            key: dict(found.get(key, {})) for key in ("shared", "table_sets")
         }
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path.name}: expected what fairflare prepare writes ({type(error).__name__})") from None

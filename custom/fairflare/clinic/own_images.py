@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fairflare.clinic.images import image_data, test_set
 from fairflare.clinic.own import OwnData, read_description
 from fairflare.clinic.pictures import Reader
 from fairflare.clinic.tensors import TensorData
+from fairflare.errors import UserError
 from fairflare.site_config import SiteConfig
 
 SHARED = "shared"
@@ -24,6 +26,8 @@ class OwnImages(OwnData):
 
     size: int
     channels: int
+    mean: str
+    std: str
     augment: bool
 
     @abstractmethod
@@ -34,7 +38,8 @@ class OwnImages(OwnData):
         """The images of the site's datalist."""
         root = Path(own.data_root)
         found = read_datalist(root / own.datalist, root, masks=not self.class_labels, n_classes=len(self.classes))
-        return image_data(found, self, self.reader(), own=own, augment=self.augment)
+        mean, std = self._scaling()
+        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""
@@ -44,11 +49,32 @@ class OwnImages(OwnData):
         found, masks = [], not self.class_labels
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, masks=masks, n_classes=len(self.classes))
-            found.append(test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader()))
+            found.append(
+                test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
+            )
         return tuple(found)
+
+    def table_sets(self) -> dict[str, str]:
+        """What ``dataset.json`` says of them."""
+        return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
+
+    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std per channel, as ``image_data`` takes them."""
+        found = []
+        for key in ("mean", "std"):
+            text = getattr(self, key)
+            try:
+                found.append(tuple(float(part) for part in text.split(",")) if text else ())
+            except ValueError:
+                raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
+            fits = len(found[-1]) in (0, self.channels) and all(map(math.isfinite, found[-1]))
+            expect(key, fits, f"{self.channels} numbers, one per channel, or none", text)
+        expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
+        return found[0], found[1]
 
     def _check_images(self, fewest: int, multiple: int = 1) -> None:
         self._check_own(fewest)
         fits = 32 <= self.size <= 1024 and self.size % multiple == 0
         expect("size", fits, f"a multiple of {multiple} in 32..1024" if multiple > 1 else "32..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        self._scaling()

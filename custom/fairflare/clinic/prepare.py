@@ -83,10 +83,9 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
     """Write the images of ``task`` at its size to ``dest``, which appears whole or not at all.
 
     ``fairflare run METHOD --datalists DEST`` with the settings of ``dataset.json`` then reads the images (uint8), masks
-    and splits that the task itself would read; it scales them by 0.5 and 0.25 whatever the task's mean and std. The
-    value of a mask's pixel is the sum of 2^k over the structures k that it belongs to. Of the attributes those are kept
-    that the task declares, and patients as running numbers. Where a quality-shift task lacks corrupted images they are
-    made from the clean ones (``quality.corrupt``); where they are there they are used.
+    and splits that the task itself would read, and scales them alike. The value of a mask's pixel is the sum of 2^k
+    over the structures k that it belongs to. Attributes that the task declares are kept, patients as numbers. Where a
+    quality-shift task lacks corrupted images they are made from the clean ones (``quality.corrupt``).
 
     Args:
         task: says which images are whose, and of what size.
@@ -96,7 +95,7 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
 
     Returns:
         The content of ``dataset.json``: kind, classes, options (of the tasks "classification" and "segmentation"), run
-        (a command line), task, task_options, mean and std (the task's), source (in words), sites and shared (what each
+        (a command line), task, task_options, table_sets, source (in words), sites and shared (what each
         is, and its sizes).
 
     Raises:
@@ -121,6 +120,8 @@ def _description(task: ImagesOnDisk, root: Path, dest: Path) -> dict[str, Any]:
     kind = "classification" if task.class_labels else "segmentation"
     reader = task.reader()
     options: dict[str, Any] = {"size": reader.size, "channels": reader.channels}
+    if task.mean:
+        options |= {key: ",".join(map(str, getattr(task, key))) for key in ("mean", "std")}
     if not task.class_labels:
         n = len(task.classes)
         expect("classes", n <= MOST_STRUCTURES, f"at most {MOST_STRUCTURES} structures", n)
@@ -141,8 +142,7 @@ def _description(task: ImagesOnDisk, root: Path, dest: Path) -> dict[str, Any]:
         "run": shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))]),
         "task": task.name,
         "task_options": own,
-        "mean": list(task.mean),
-        "std": list(task.std),
+        "table_sets": task.table_sets(),
         "source": _source(task, root),
     }
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ def write_report(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, AUDIT):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: expected the folder of a run, found no {name}")
-    described = _without_paths(read_json(folder / CONFIG))
+    content = read_json(folder / CONFIG)
+    described, config = _without_paths(content), RunConfig.from_json(content)
     entries = audit.verify(folder / AUDIT)
-    config = RunConfig.from_json(described)
     parts = build_parts(config, at_site=True)
     model = _logged_model(folder, entries)
     scores = _scored(entries) or scorer(parts, config.training["batch_size"])(model)
-    summary = summarise(described, entries, facts(parts.task, config.group_by), scores)
+    summary = summarise(described, entries, facts(parts.task, config.group_by, config.clients), scores)
     report = report_json(summary, entries)
     save_json(folder / REPORT, report)
     save_text(folder / PAGE, render_run(summary))
@@ -65,7 +66,7 @@ def _scored(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return rounds[-1].get("test_sets") or {} if rounds else {}
 
 
-def facts(task: Task, group_by: str = NONE) -> dict[str, Any]:
+def facts(task: Task, group_by: str = NONE, clients: Sequence[str] = ()) -> dict[str, Any]:
     """What a reader must know about a task: what is real, what is simulated, what the sites and the groups are."""
     return {
         "title": task.title,
@@ -73,7 +74,7 @@ def facts(task: Task, group_by: str = NONE) -> dict[str, Any]:
         "simulated": task.simulated,
         "classes": list(task.classes),
         "headline": task.headline,
-        "sites": task.sites(),
+        "sites": dict(zip(clients or task.sites(), task.sites().values(), strict=True)),
         "table_sets": task.table_sets(),
         "groups": list(task.grouping(group_by).names),
         "group_metric": "accuracy" if task.class_labels else task.headline,

@@ -304,4 +304,5 @@ def test_dataset_json_says_where_the_data_come_from(slices, tmp_path):
     assert json.loads((tmp_path / "d" / "dataset.json").read_text()) == told
     assert task.title in told["source"] and task.real in told["source"] and told["task"] == "rsna-ich"
     assert told["task_options"]["alpha"] == 20.0 and "someone" not in json.dumps(told)
-    assert told["mean"] == list(quality.QualityShift.mean)
+    assert told["options"]["mean"] == ",".join(map(str, quality.QualityShift.mean))
+    assert set(told["table_sets"]) == {"clean", "corrupted"} and "noise 3" in told["table_sets"].values()

@@ -28,6 +28,8 @@ class Classification(OwnImages):
         size: edge in pixels that images are resampled to, 32..1024.
         channels: 1 (grey) or 3.
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
+        mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
+        std: of each channel; 0.25 when empty.
         model: "small-cnn", "resnet18", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "group", "instance" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images.
@@ -56,6 +58,8 @@ class Classification(OwnImages):
     labels: str = "2"
     attribute_values: str = ""
     size: int = 64
+    mean: str = ""
+    std: str = ""
     channels: int = 3
     build_data: str = ""
     model: str = "small-cnn"

@@ -33,6 +33,8 @@ class Segmentation(Masks, OwnImages):
         size: edge in pixels that images and masks are resampled to, a multiple of 16 in 32..1024.
         channels: 1 (grey) or 3.
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
+        mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
+        std: of each channel; 0.25 when empty.
         model: "small-unet", "unet" (the papers'), or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "instance", "group" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images, masks with them.
@@ -61,6 +63,8 @@ class Segmentation(Masks, OwnImages):
     mask_values: str = ""
     attribute_values: str = ""
     size: int = 64
+    mean: str = ""
+    std: str = ""
     channels: int = 1
     build_data: str = ""
     model: str = "small-unet"
