@@ -24,9 +24,10 @@ from fairflare.config import RunConfig, part, site_of_client
 from fairflare.contracts import Batch, Outline, Scalar, SiteData, StateDict, Training
 from fairflare.errors import DataError, UserError
 from fairflare.execution import Execution, default_device
+from fairflare.federation.audit import AuditLog
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
-from fairflare.federation.loop import Federation, Observer
+from fairflare.federation.loop import AUDIT, Federation, Observer
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
@@ -112,7 +113,8 @@ def build_federation(
         "probes": list(method.probes),
         "normalisation": normalisation(parts.network),
     }
-    save_json(folder / CONFIG, {**config.to_json(), **about, "env": env, "versions": versions()})
+    if not _is_of_another(folder, config):
+        save_json(folder / CONFIG, {**config.to_json(), **about, "env": env, "versions": versions()})
     header = {
         "method": config.method,
         "task": f"{config.task}:{config.preset}",
@@ -139,6 +141,12 @@ def build_federation(
         leave_out=config.leave_out,
         score=scorer(parts, config.training["batch_size"]),
     )
+
+
+def _is_of_another(folder: Path, config: RunConfig) -> bool:
+    """Whether ``folder`` holds a run of another configuration, which the federation is about to refuse."""
+    begun = AuditLog(folder / AUDIT).first if (folder / AUDIT).is_file() else {}
+    return bool(begun) and begun.get("config_sha256") != config.sha256()
 
 
 def allowed(parts: Parts) -> Egress:

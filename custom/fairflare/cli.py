@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,7 @@ from fairflare.options import (
     force_option,
     out_option,
     rounds_option,
+    run_options,
     set_option,
     sites_option,
     task_option,
@@ -61,7 +62,7 @@ def list_tasks(as_json: bool) -> None:
 
 @cli.command()
 @config_options
-@env_option
+@run_options
 @threads_option
 @out_option
 @force_option
@@ -69,6 +70,7 @@ def list_tasks(as_json: bool) -> None:
 def run(
     config: RunConfig,
     env: str,
+    deployment: dict[str, Any] | None,
     sim_threads: int | None,
     out: Path | None,
     force: bool,
@@ -76,10 +78,14 @@ def run(
 ) -> None:
     """Run one federation of METHOD and write its report."""
     from fairflare import console
+    from fairflare.deployment import execute_deployed
     from fairflare.runs import default_folder, execute
 
     folder = out or default_folder(config)
-    summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+    if deployment:
+        summary = execute_deployed(config, folder, force=force, **deployment)
+    else:
+        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
 
 
@@ -165,19 +171,23 @@ def contribution(
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @force_option
 def export(
     config: RunConfig,
     out: Path,
     name: str | None,
     simulation: bool,
+    preinstalled: bool,
     force: bool,
 ) -> None:
     """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
     from fairflare import console
+    from fairflare.deployment import export_preinstalled
     from fairflare.runs import export_job
 
-    export_job(config, out, name=name, simulation=simulation, force=force)
+    write = export_preinstalled if preinstalled else export_job
+    write(config, out, name=name, simulation=simulation, force=force)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
 
 
@@ -211,6 +221,19 @@ def preflight(
     console.dump([f.public for f in findings]) if as_json else console.findings(findings)
     if any(f.level == "error" for f in findings):
         raise RunFailed("preflight: the data have errors, no run can start")
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@threads_option
+@as_json
+def resume(folder: Path, sim_threads: int | None, as_json: bool) -> None:
+    """Continue the interrupted or failed run in FOLDER after its last finished round."""
+    from fairflare import console
+    from fairflare.runs import resume as resume_run
+
+    summary = resume_run(folder, sim_threads=sim_threads)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
 
 
 @cli.command()

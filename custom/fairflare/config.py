@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,11 @@ from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
 
 FORMAT = 1
-RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out", "clients")
+RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out", "clients", "federation")
+
+
+FEDERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""What a federation's id may look like; it names a folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +44,7 @@ class RunConfig:
         min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
         leave_out: a site that trains nothing and is only evaluated; empty: none.
         clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
+        federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
@@ -56,6 +62,7 @@ class RunConfig:
     min_count: int | None = 10
     leave_out: str = ""
     clients: list[str] = dataclasses.field(default_factory=list)
+    federation: str = ""
     code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,8 +80,9 @@ class RunConfig:
             raise UserError(f"config: expected a value for {missing.args[0]!r}, got none") from None
 
     def sha256(self) -> str:
-        """Hash of the canonical JSON."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        """Hash of the canonical JSON, but for the federation's id: a job that continues is the same run."""
+        choices = {key: value for key, value in self.to_json().items() if key != "federation"}
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
 def make_config(
@@ -154,6 +162,9 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
     leave_out = str(values.get("leave_out", ""))
     if leave_out and leave_out not in (clients or built.sites()):
         raise UserError(f"leave_out: expected a site of task {name}, got {leave_out!r}")
+    federation = str(values.get("federation", ""))
+    if federation and not FEDERATION.fullmatch(federation):
+        raise UserError(f"federation: expected the id of an earlier job, got {federation!r}")
     min_count = values.get("min_count", 10)
     return {
         "min_sites": min_sites,
@@ -162,6 +173,7 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
         "min_count": None if str(min_count) == "none" else _whole("min_count", min_count, 0),
         "leave_out": leave_out,
         "clients": clients,
+        "federation": federation,
     }
 
 

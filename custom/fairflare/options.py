@@ -12,6 +12,9 @@ import click
 
 from fairflare import user_code
 from fairflare.arguments import KINDS, own_data, own_pairs, parse_pairs
+from fairflare.errors import UserError
+
+DAY = 86400.0
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
@@ -60,6 +63,37 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         command(task=chosen, pairs=own_pairs(own, pairs), **others)
 
     return with_task
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
+
+    @click.option(
+        "--env",
+        type=click.Choice(["local", "sim", "poc", "prod"]),
+        default="local",
+        show_default=True,
+        help="Where the federation runs; poc and prod are one that is up.",
+    )
+    @click.option("--kit", type=click.Path(path_type=Path), metavar="DIR", help="Who submits: a user's startup kit.")
+    @click.option("--preinstalled", is_flag=True, help="The sites have this package: the job brings no code.")
+    @click.option(
+        "--wait", type=click.FloatRange(min=1), metavar="S", help="Seconds until the job must be over; a day."
+    )
+    @functools.wraps(command)
+    def with_env(*, env: str, kit: Path | None, preinstalled: bool, wait: float | None, **others: Any) -> None:
+        chosen = {"--kit": kit, "--preinstalled": preinstalled, "--wait": wait}
+        given = [name for name, value in chosen.items() if value]
+        if env in ("local", "sim"):
+            if given:
+                raise UserError(f"{given[0]}: expected --env poc or --env prod, got --env {env}")
+            return command(env=env, deployment=None, **others)
+        if others.get("sim_threads") is not None:
+            raise UserError(f"--sim-threads: expected --env sim, got --env {env}")
+        deployment = {"env": env, "kit": kit, "preinstalled": preinstalled, "timeout": wait or DAY}
+        return command(env=env, deployment=deployment, **others)
+
+    return with_env
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:

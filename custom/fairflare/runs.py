@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import console
-from fairflare.assembly import CONFIG, Parts, build_parts, run_local
+from fairflare.assembly import CONFIG, SITES, Parts, build_parts, run_local
 from fairflare.config import RunConfig, part, site_of_client
 from fairflare.contracts import Training
 from fairflare.errors import FairFlareError, RunFailed, UserError
@@ -61,6 +61,33 @@ def execute(
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
         return _in_process(config, parts, folder)
+
+
+def resume(folder: Path, *, sim_threads: int | None = None) -> dict[str, Any]:
+    """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
+
+    Model, the rule's state and the sites' memories are those of that round, so that the final model is the one of an
+    uninterrupted run, bit for bit.
+
+    Raises:
+        UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
+        RunFailed: as ``execute``.
+    """
+    if not _holds_run(folder):
+        raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} and {AUDIT}")
+    content = json.loads((folder / CONFIG).read_text())
+    config, env = RunConfig.from_json(content), content.get("env")
+    if _completed(folder):
+        raise UserError(f"{folder}: the run is complete, there is nothing to resume")
+    if env not in ("local", "sim"):
+        raise UserError(
+            f"{folder}: ran on deployed sites; a new job continues it: the same fairflare run with --set federation=ID"
+        )
+    parts = build_parts(config)
+    parts.task.check_data()
+    if env == "sim":
+        return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
+    return _in_process(config, parts, folder)
 
 
 def compare_all(
@@ -159,6 +186,8 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     with console.Progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
     last = audit.verify(folder / AUDIT)[-1]
+    if last["event"] == "finish" and last["status"] == "completed":
+        shutil.rmtree(folder / SITES, ignore_errors=True)  # nothing is left to continue
     if last["event"] != "finish" or last["status"] != "completed" or not (folder / REPORT).is_file():
         raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
     return json.loads((folder / REPORT).read_text())

@@ -76,8 +76,8 @@ def check(expected: Mapping[str, str]) -> None:
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin) if spec and spec.origin else None
         if origin is None:
-            text = f"code: the run needs the module {name!r}, which is not here; name its file with --code or in {VARIABLE}"
-            raise DataError("code", text)
+            expected = f"which is not here; name its file with --code or in {VARIABLE}"
+            raise DataError("code", f"code: the run needs the module {name!r}, {expected}")
         if _fingerprint(origin.parent if origin.name == INIT else origin) != fingerprint:
             raise DataError("code", f"code: the module {name!r} is not the one that the run was made with")
 

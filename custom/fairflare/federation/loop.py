@@ -14,6 +14,7 @@ import torch
 
 from fairflare.contracts import Reply, Round, StateDict
 from fairflare.errors import RunFailed, UserError
+from fairflare.federation.attendance import Attendance
 from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.checks import Rejection, checked_metrics
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation
@@ -74,7 +75,7 @@ class Federation:
         Raises:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
-        self._audit = AuditLog(self.folder / AUDIT)
+        self._audit, self._attendance = AuditLog(self.folder / AUDIT), Attendance()
         standing = self._open(initial)
         try:
             for number in range(standing.round + 1, self.rounds + 1):
@@ -135,14 +136,10 @@ class Federation:
 
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
-        instructions = {
-            site: Instruction("train", round, standing.model, self.rule.orders(standing.state, site, round))
-            for site in self._training_sites()
-        }
-        answers = list(self.transport.exchange(instructions))
+        answers, missing = self._train(standing, round)
         exchanged = time.monotonic()
         verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
-        rejections = verdict.rejections + _silent(instructions, answers)
+        rejections = verdict.rejections + missing
         self._require_quorum(round, verdict.replies, rejections)
         anchor = self.rule.anchor(standing.model, verdict.replies, standing.state, round)
         if anchor is not None:
@@ -163,6 +160,18 @@ class Federation:
         self._log("round", **entry, test_sets=scores, seconds=seconds, model_sha256=self._sha256)
         save_checkpoint(self.folder / CHECKPOINT, after)
         return after
+
+    def _train(self, standing: Checkpoint, round: Round) -> tuple[list[Answer], list[Rejection]]:
+        """Ask the sites that are there to train, and knock at those that are not."""
+        present, away = self._attendance.of(self._training_sites())
+        instructions = {
+            site: Instruction("train", round, standing.model, self.rule.orders(standing.state, site, round))
+            for site in present
+        }
+        knocking = {site: Instruction("preflight", round, {}) for site in away}
+        heard = list(self.transport.exchange(instructions | knocking))
+        answers = [answer for answer in heard if answer.site in instructions]
+        return answers, self._attendance.note(round.number, present, heard)
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]

@@ -17,7 +17,7 @@ class Instruction:
     """Server to site: what to do, the model, and the numbers meant for this site alone.
 
     "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
-    training examples; "train" is a round;
+    training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
     "compare" is a round's second exchange, whose model is the rule's anchor; "evaluate" asks how the model does on the
     site's own splits.
     """
@@ -64,4 +64,7 @@ class Transport(Protocol):
         """Names of the sites that can be asked now, sorted."""
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
-        """Send each site its instruction and yield what comes back, in any order, until all answered or time is up."""
+        """Send each site its instruction and yield what comes back, in any order, until all answered or time is up.
+
+        "preflight" beside other tasks is a knock at the door of an absent site: nobody waits for its answer.
+        """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,17 +19,24 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fairflare.assembly import build_federation, build_parts
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
+from fairflare.federation.loop import AUDIT
 from fairflare.federation.messages import Answer, Instruction
+from fairflare.flare.places import federation_id, hand_over, is_named, server_folder
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 
-RUN_FOLDER = "fairflare"
+KNOCK = "preflight"
 
 
 class FairController(ModelController):
-    """Runs a ``Federation`` whose transport is FLARE; leaves the run folder in ``<job run dir>/fairflare``."""
+    """Runs a ``Federation`` whose transport is FLARE.
+
+    Its state lies in ``places.server_folder``, outside the job's folder, after every round; what there is in the end is
+    copied to ``<job run dir>/fairflare``, which comes with the job's result. A job whose configuration names a
+    federation continues that one.
+    """
 
     def __init__(
         self,
@@ -56,26 +64,37 @@ class FairController(ModelController):
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
         config = RunConfig.from_json(self.config)
-        folder = Path(self.get_run_dir()) / RUN_FOLDER
-        folder.mkdir(exist_ok=True)
+        federation = federation_id(config.federation, self.fl_ctx)
+        folder = server_folder(federation, self.fl_ctx)
+        if config.federation and not (folder / AUDIT).is_file():
+            raise RunFailed(f"federation {federation}: this server has no state of it to continue")
+        if not config.federation and not is_named():
+            shutil.rmtree(folder, ignore_errors=True)  # the simulator gives all its jobs one id
+        folder.mkdir(parents=True, exist_ok=True)
+        self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
         parts = build_parts(config)
         board = TensorBoard(folder)
         try:
             build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)]).run(parts.model)
-        except RunFailed:
-            write_report(folder)
-            raise
         finally:
             board.close()
-        write_report(folder)
+            if (folder / AUDIT).is_file():
+                write_report(folder)
+            if not is_named():
+                hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted."""
         return sorted(_name(client) for client in self.engine.get_clients())
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
-        """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done."""
+        """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.
+
+        A knock beside other tasks is not waited for; what comes later is dropped by FLARE with its task.
+        """
         self._inbox = []
+        awaited = {site for site, one in instructions.items() if one.task != KNOCK}
+        knocking = 0 < len(awaited) < len(instructions)
         for instruction, targets in _groups(instructions):
             self.broadcast_model(
                 data=instruction_to_model(instruction),
@@ -85,11 +104,19 @@ class FairController(ModelController):
                 blocking=False,
                 callback=self._receive,
             )
-        while self.get_num_standing_tasks():
+        while self.get_num_standing_tasks() and not (knocking and awaited <= {a.site for a in self._inbox}):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
+        if knocking:
+            self._end_knocks()
         yield from self._inbox
+
+    def _end_knocks(self) -> None:
+        """Nothing of this exchange stands when the next one begins."""
+        self.cancel_all_tasks()
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            time.sleep(self.task_check_period)
 
     def _receive(self, model: FLModel) -> bool:
         self._inbox.append(answer_from_model(model))

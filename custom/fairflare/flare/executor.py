@@ -18,13 +18,13 @@ from fairflare.assembly import build_parts, build_site
 from fairflare.config import RunConfig
 from fairflare.errors import DataError
 from fairflare.federation.site import Site
+from fairflare.flare.places import federation_id, memory_file
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
 LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
 """Files of the site's own, in the job's folder there."""
 TASKS = ["preflight", "train", "compare", "evaluate"]
-MEMORY = "fairflare_memory.pt"
 
 
 class Aborted(Exception):
@@ -70,10 +70,10 @@ class FairExecutor(Executor):
     def _ready(self, fl_ctx: FLContext) -> Site:
         if self._site is None:
             config = RunConfig.from_json(self.config)
-            memory = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / MEMORY
+            memory = memory_file(federation_id(config.federation, fl_ctx), fl_ctx)
             parts = build_parts(config, at_site=True)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            findings = memory.with_name(LOCAL_FINDINGS)
+            findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)
             self._site = build_site(
                 config,

@@ -36,7 +36,13 @@ class FairRecipe(Recipe):
     """
 
     def __init__(
-        self, config: RunConfig, *, name: str | None = None, simulation: bool = True, task_timeout: int = 3600
+        self,
+        config: RunConfig,
+        *,
+        name: str | None = None,
+        simulation: bool = True,
+        task_timeout: int = 3600,
+        preinstalled: bool = False,
     ) -> None:
         """
         Args:
@@ -44,9 +50,18 @@ class FairRecipe(Recipe):
             name: the job's name; made of method and task when None.
             simulation: True polls every 0.02 s; False leaves FLARE's production intervals.
             task_timeout: seconds that a site has for one task.
+            preinstalled: True makes a job without code, for sites that have this package and take no code from jobs.
+
+        Raises:
+            UserError: preinstalled, and the run needs the user's own files, which only a job with code can carry.
         """
+        if preinstalled and (own := [*user_code.code_files(), *registry.plugin_files()]):
+            raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.task_timeout = config, simulation, task_timeout
+        self.preinstalled = preinstalled
         super().__init__(_make_job(config, name or job_name(config), simulation, task_timeout))
+        if preinstalled:
+            self._job.set_app_packages([PACKAGE])  # FLARE copies no file of these
         self._staging: tempfile.TemporaryDirectory | None = None
 
     @property
@@ -55,8 +70,8 @@ class FairRecipe(Recipe):
         return site_names(self.config)
 
     def finalize(self) -> None:
-        """Put a clean copy of the package into the job, and the user's own files."""
-        if self._staging is None:
+        """Put a clean copy of the package into the job, and the user's own files, unless the sites have them."""
+        if self._staging is None and not self.preinstalled:
             self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
             package = stage_package(Path(self._staging.name))
             self._job.add_file_to_server(str(package), dest_dir=PACKAGE)

@@ -21,10 +21,11 @@ from fairflare import registry, user_code
 from fairflare.clinic.base import DATA_FOLDER
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
+from fairflare.federation.loop import AUDIT
 from fairflare.flare.executor import LOCAL_FINDINGS
+from fairflare.flare.places import RUN_FOLDER
 from fairflare.site_config import VARIABLE as SITE_CONFIG
 
-RESULT = Path("server") / "simulate_job" / "fairflare"
 LOG = "flare_log.txt"
 GRACE = 10.0
 
@@ -36,11 +37,11 @@ def run_simulator(
     threads: int | None = None,
     watch: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Run ``config`` with real FLARE processes and leave the run folder's files in ``folder``.
+    """Run ``config`` with real FLARE processes, whose server and sites keep everything in ``folder`` as they go.
 
     Args:
         config: the run.
-        folder: an existing, empty folder.
+        folder: an existing folder, empty or that of the same run, which is continued.
         sites: names of the sites.
         threads: simulator threads; one per site when None. With fewer, FLARE starts a new process per site and task.
         watch: called about twice a second with the folder where the audit log grows.
@@ -51,32 +52,30 @@ def run_simulator(
     with tempfile.TemporaryDirectory(prefix="fairflare_sim_") as scratch:
         workspace = Path(scratch)
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
-        with (folder / LOG).open("wb") as log:
+        with (folder / LOG).open("ab") as log:
             command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or len(sites))]
             child = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment()
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment(folder)
             )
             try:
-                _wait(child, workspace, watch)
+                _wait(child, folder, watch)
             finally:
                 stop(child.pid, workspace)
                 _fetch(workspace, folder)
-    if not (folder / "audit.jsonl").is_file():
+    if not (folder / AUDIT).is_file():
         raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment with absolute data folders: FLARE's processes run somewhere else."""
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's environment with absolute folders, for FLARE's processes run somewhere else."""
     folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER, SITE_CONFIG) if os.environ.get(name)}
     plugins = [os.path.abspath(path) for path in registry.plugin_files()]
-    return {**os.environ, **folders, **({registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {})}
+    named = {registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {}
+    return {**os.environ, **folders, **named, RUN_FOLDER: os.path.abspath(folder)}
 
 
 def _fetch(workspace: Path, folder: Path) -> None:
-    """Bring home what the server's process wrote, however far it came."""
-    found = next(workspace.glob(f"*/{RESULT}"), None)
-    for item in sorted(found.iterdir()) if found else ():
-        shutil.move(str(item), folder / item.name)
+    """Bring home what preflight found at each site: the workspace goes."""
     for findings in sorted(workspace.glob(f"*/*/simulate_job/app_*/{LOCAL_FINDINGS}")):
         site = findings.parent.name.removeprefix("app_")
         shutil.move(str(findings), folder / f"preflight_{site}.txt")
@@ -88,12 +87,10 @@ def _last_words(log: Path) -> str:
     return next((line for line in reversed(lines) if "rror" in line), lines[-1])[-300:]
 
 
-def _wait(child: subprocess.Popen, workspace: Path, watch: Callable[[Path], None]) -> None:
-    result = None
+def _wait(child: subprocess.Popen, folder: Path, watch: Callable[[Path], None]) -> None:
     while child.poll() is None:
-        result = result or next(workspace.glob(f"*/{RESULT}"), None)
-        if result is not None:
-            watch(result)
+        if (folder / AUDIT).is_file():
+            watch(folder)
         time.sleep(0.5)
 
 

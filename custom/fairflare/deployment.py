@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on a federation that is up, as the command line makes them, and jobs for sites that have this package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fairflare import console
+from fairflare.assembly import build_parts
+from fairflare.config import RunConfig, part
+from fairflare.contracts import Training
+from fairflare.errors import RunFailed
+from fairflare.report.write import REPORT, verify_run
+from fairflare.runs import export_job, fresh_folder
+
+
+def execute_deployed(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str,
+    kit: Path | None,
+    timeout: float,
+    preinstalled: bool = False,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``.
+
+    Args:
+        config: the run; the data are at the sites, so that only they can say what is wrong with them.
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "poc" or "prod".
+        kit: startup kit of the user who submits; for a POC its project admin's by default.
+        timeout: seconds until the job must be over.
+        preinstalled: the job brings no code.
+        force: see ``folder``.
+
+    Raises:
+        UserError: no such kit, no such sites, or the server refuses user or job.
+        RunFailed: the server cannot be reached, or the job failed; its text is the server's reason.
+    """
+    from fairflare.flare.deploy import find_kit, run_deployed
+
+    find_kit(env, kit)
+    if caution := build_parts(config).rule.caution(part(Training, config.training)):
+        console.note(caution)
+    with fresh_folder(folder, force):
+        run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=console.note)
+        verify_run(folder)
+        if not (folder / REPORT).is_file():
+            raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
+    return json.loads((folder / REPORT).read_text())
+
+
+def export_preinstalled(config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool) -> None:
+    """Write the job folder ``out`` of a job that brings no code, for sites that have this package."""
+    from fairflare.flare.recipe import FairRecipe
+
+    with console.quiet_flare():
+        FairRecipe(config, preinstalled=True)  # refuses what only a job with code can carry
+    export_job(config, out, name=name, simulation=simulation, force=force)
+    shutil.rmtree(out / "app" / "custom")

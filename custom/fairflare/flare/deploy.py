@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a configuration on a federation that is up: submits the job, waits for it, brings its result home.
+
+FLARE's ``ProdEnv`` would open a session per question, print to stdout and tell nothing of why a job failed; ``PocEnv``
+would delete the POC that it finds running. So the session behind both is used directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    AuthorizationError,
+    InternalError,
+    InvalidJobDefinition,
+    JobNotFound,
+    NoConnection,
+    NoReply,
+    SessionClosed,
+)
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
+from nvflare.tool.poc.poc_commands import get_poc_workspace
+
+from fairflare.assembly import site_names
+from fairflare.config import RunConfig
+from fairflare.errors import RunFailed, UserError
+from fairflare.federation.loop import AUDIT
+from fairflare.flare.places import RESULT
+from fairflare.flare.recipe import FairRecipe
+from fairflare.flare.simulate import LOG
+
+ENVS = ("poc", "prod")
+POLL = 2.0
+"""Seconds between two questions for the job's status."""
+CONNECT = 10.0
+"""Seconds to reach the server."""
+PATIENCE = 120.0
+"""Seconds for which a server that was reached once may be away, as while it starts again."""
+LOST = (NoConnection, NoReply, SessionClosed)
+DONE = "FINISHED"
+GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
+"""ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
+
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|Exception): .+)")
+
+Watch = Callable[[str], None]
+
+
+def run_deployed(
+    config: RunConfig,
+    folder: Path,
+    env: str = "poc",
+    kit: Path | None = None,
+    *,
+    timeout: float = 86400.0,
+    preinstalled: bool = False,
+    watch: Watch = lambda text: None,
+) -> str:
+    """Run ``config`` on a running federation, leave the run folder's files in ``folder``, return the job's id.
+
+    Args:
+        config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
+        folder: an existing, empty folder.
+        env: "poc", whose project admin submits when there is no ``kit``, or "prod".
+        kit: startup kit of the user who submits.
+        timeout: seconds until the job must be over.
+        preinstalled: the job brings no code, see ``FairRecipe``.
+        watch: told in words whenever the job's status changes.
+
+    Raises:
+        UserError: no such kit, no such sites, or the server refuses user or job.
+        RunFailed: the server is out of reach, the job is not over in time, or it failed; then the text holds the
+            server's reason, and what the server has of the run is in ``folder``.
+    """
+    user, kit = find_kit(env, kit)
+    recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled)
+    deadline = time.monotonic() + timeout
+    with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, _Server(user, kit) as server:
+        _check_sites(config, server.connected())
+        with _silence():
+            recipe.export(scratch)
+        job = server.submit(Path(scratch) / recipe.name)
+        watch(f"job {job}: submitted by {user}")
+        try:
+            meta = _wait(server, job, deadline, watch)
+        except (RunFailed, KeyboardInterrupt):
+            watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit}")
+            raise
+        _fetch(server, job, Path(scratch), folder)
+    if meta.get("status") not in GOOD or _last_entry(folder).get("status") != "completed":
+        raise RunFailed(f"job {job}: {_reason(meta, folder)}")
+    return job
+
+
+def find_kit(env: str, kit: Path | None) -> tuple[str, Path]:
+    """User name and folder of the startup kit ``kit``, or of the POC's project admin; UserError when there is none."""
+    if kit is None and env == "prod":
+        raise UserError("--kit: expected the startup kit of the user who submits, got none")
+    where = kit or _poc_kit()
+    try:
+        user, found = resolve_admin_user_and_dir_from_startup_kit(str(where))
+    except StartupKitConfigError:
+        text = "expected a user's startup kit, the folder that holds startup/fed_admin.json"
+        raise UserError(f"--kit {where}: {text}") from None
+    return user, Path(found)
+
+
+def _poc_kit() -> Path:
+    """The first kit of a project admin below the POC's workspace, its newest provisioning first."""
+    workspace = Path(get_poc_workspace())
+    for stage in sorted(workspace.glob("*/prod_*"), reverse=True):
+        admins = [p.parents[1] for p in sorted(stage.glob("*/startup/fed_admin.json"))]
+        admins.sort(key=lambda kit: not kit.name.startswith("admin@"))
+        if admins:
+            return admins[0]
+    raise UserError(f"no POC in {workspace}: prepare and start one, name it in NVFLARE_POC_WORKSPACE, or give --kit")
+
+
+class _Server:
+    """A session with the FLARE server that is opened again when it breaks."""
+
+    def __init__(self, user: str, kit: Path) -> None:
+        self._user, self._kit = user, kit
+        self._session: Session | None = None
+
+    def __enter__(self) -> _Server:
+        try:
+            self._connect()
+        except NoConnection:
+            raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def connected(self) -> list[str]:
+        """Names of the connected clients, sorted."""
+        return sorted(client.name for client in self._ask("get_system_info").client_info)
+
+    def submit(self, job: Path) -> str:
+        """The id of the submitted ``job``. Not repeated when the connection breaks: it may have arrived."""
+        try:
+            with _silence():
+                return str(self._open().submit_job(str(job)))
+        except (AuthorizationError, InvalidJobDefinition) as error:
+            raise UserError(f"the server refuses the job: {_cause(error)}") from None
+        except (*LOST, InternalError, RuntimeError) as error:
+            raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
+
+    def meta(self, job: str) -> dict[str, Any]:
+        """What the server says of a job."""
+        return dict(self._ask("get_job_meta", job))
+
+    def download(self, job: str, folder: Path) -> Path:
+        """The job's result in a folder below ``folder``."""
+        return Path(self._ask("download_job_result", job, str(folder)))
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with _silence():
+                    return getattr(self._open(), method)(*arguments)
+            except LOST as error:
+                self._close()
+                if time.monotonic() > until:
+                    raise RunFailed(f"the server has been away for {PATIENCE:g} seconds: {_words(error)}") from None
+                time.sleep(POLL)
+            except AuthorizationError as error:
+                raise UserError(f"the server refuses: {_words(error)}") from None
+            except (JobNotFound, InternalError, RuntimeError) as error:
+                raise RunFailed(f"the server answers: {_words(error)}") from None
+
+    def _open(self) -> Session:
+        if self._session is None:
+            self._connect()
+        return self._session
+
+    def _connect(self) -> None:
+        try:
+            with _silence():
+                self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
+        except (AuthenticationError, AuthorizationError) as error:
+            raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
+
+    def _close(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception), _silence():  # whatever is wrong with it, it is not needed any more
+                self._session.close()
+        self._session = None
+
+
+def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
+    """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
+    wanted = config.clients or site_names(config)
+    here = [name for name in wanted if name in connected]
+    if not here:
+        names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
+        raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
+    if len(here) < config.min_sites:
+        missing = ", ".join(sorted(set(wanted) - set(here)))
+        raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
+
+
+def _wait(server: _Server, job: str, deadline: float, watch: Watch) -> dict[str, Any]:
+    """The job's meta once it is over."""
+    status, told = "", set()
+    while True:
+        meta = server.meta(job)
+        for text in _refusals(meta):
+            if text not in told:
+                watch(f"job {job}: {text}")
+                told.add(text)
+        if meta.get("status") != status:
+            status = str(meta.get("status"))
+            watch(f"job {job}: {status}")
+        if status.startswith(DONE):
+            return meta
+        if time.monotonic() > deadline:
+            raise RunFailed(f"job {job}: not over in time, but {status}{_scheduling(meta)}")
+        time.sleep(POLL)
+
+
+def _fetch(server: _Server, job: str, scratch: Path, folder: Path) -> None:
+    """Put what the server's run left into ``folder``; a job that never ran left nothing."""
+    result = server.download(job, scratch) / "workspace"
+    for item in sorted((result / RESULT).iterdir()) if (result / RESULT).is_dir() else ():
+        shutil.move(str(item), folder / item.name)
+    if (result / "log.txt").is_file():
+        shutil.move(str(result / "log.txt"), folder / LOG)
+
+
+def _reason(meta: Mapping[str, Any], folder: Path) -> str:
+    """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
+    if reason := _last_entry(folder).get("reason"):
+        return str(reason)
+    refused = _refusals(meta)
+    told = "; ".join(refused) or _last_error(folder / LOG) or "no reason given"
+    return f"{meta.get('status')}: {told}{_scheduling(meta) if not refused else ''}"
+
+
+def _refusals(meta: Mapping[str, Any]) -> list[str]:
+    """What server and sites said against the job when it was deployed, e.g. "site-1: BYOC not permitted"."""
+    said = [str(text).replace("NVFLARE_ERROR: ", "") for text in meta.get("job_deploy_detail") or ()]
+    return [text for text in said if not text.endswith(": OK")]
+
+
+def _scheduling(meta: Mapping[str, Any]) -> str:
+    """Why the scheduler has not started the job, where it has said so."""
+    history = [str(text) for text in meta.get("schedule_history") or () if not str(text).endswith("scheduled")]
+    return f" ({history[-1]})" if history else ""
+
+
+def _last_error(log: Path) -> str:
+    """The exception that the log's last error began with, or that error's line."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    last = max((k for k, line in enumerate(lines) if " ERROR " in line), default=len(lines))
+    raised = [found["text"] or found["plain"] for line in lines[last:] if (found := EXCEPTION.fullmatch(line))]
+    return " ".join((*raised, *lines[last:], "")[0].split())[:300]
+
+
+def _last_entry(folder: Path) -> dict[str, Any]:
+    """The audit log's last line, as far as there is one; the caller verifies the chain."""
+    lines = (folder / AUDIT).read_text().splitlines() if (folder / AUDIT).is_file() else []
+    return json.loads(lines[-1]) if lines else {}
+
+
+def _cause(error: BaseException) -> str:
+    """What FLARE puts last: "...for the action 'submit_job PATH: user 'x' is not authorized'"."""
+    return _words(error).rpartition(": ")[2].removesuffix("'")
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def _no_logs() -> Iterator[None]:
+    """FLARE logs every message that does not get through; what matters of it is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """FLARE prints to stdout, which is the result's place."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at named points, then ``fairflare resume``: the model of an uninterrupted run, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairflare.cli import main
+from fairflare.federation.audit import verify
+from fairflare.federation.in_process import InProcess
+from fairflare.report.write import verify_run
+from killing import POINTS
+
+KILLING = Path(__file__).parents[1] / "killing.py"
+RUN = ["run", "fedlwr", "--task", "fundus-phantom:small", "--rounds", "3"]
+SMALL = ["n_sites=3", "images=70", "size=32", "epochs=1", "batch_size=8"]
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def command():
+    return [*RUN, *(part for pair in SMALL for part in ("--set", pair))]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, command):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert call(*command, "--out", folder) == 0
+    return verify(folder / "audit.jsonl")[-1]["model_sha256"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    killed = subprocess.run([sys.executable, str(KILLING), point, *command, "--out", str(folder)], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert call("resume", folder) == 0
+    entries = verify_run(folder)
+    assert entries[-1]["model_sha256"] == uninterrupted and entries[-1]["status"] == "completed"
+    resumed = next(e for e in entries if e["event"] == "resume")
+    assert resumed["from_round"] == 1
+    finished = [e["round"] for e in entries if e["event"] == "round"]
+    # A round whose checkpoint was lost is repeated, and the repetition is what counts.
+    assert finished == ([1, 2, 2, 3] if point == "writing state" else [1, 2, 3])
+    report = json.loads((folder / "report.json").read_text())
+    assert report["rounds"] == 3 and all(len(row["weight"]) == 3 for row in report["sites"].values())
+    assert not (folder / "sites").exists()
+
+
+@pytest.mark.parametrize("point", ["writing state", "between the exchanges", "training"])
+def test_a_process_of_the_simulator_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
+    """The server's process, or a site's; with a site's FLARE's simulator waits on, so that the user ends the run."""
+    folder, marker = tmp_path / "run", tmp_path / "died"
+    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(KILLING))
+    monkeypatch.setenv("KILLING_POINT", point)
+    monkeypatch.setenv("KILLING_MARKER", str(marker))
+    whole = [sys.executable, "-m", "fairflare.cli", *command, "--env", "sim", "--out", str(folder)]
+    run = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while not marker.exists() and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert marker.exists(), "nothing died"
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) != 0
+    finally:
+        run.kill()
+    assert [e["round"] for e in verify(folder / "audit.jsonl") if e["event"] == "round"] in ([1], [1, 2])
+    assert call("resume", folder) == 0
+    entries = verify_run(folder)
+    assert entries[-1]["model_sha256"] == uninterrupted and entries[-1]["status"] == "completed"
+    assert [e["from_round"] for e in entries if e["event"] == "resume"] == [1]
+
+
+def test_what_cannot_be_resumed(command, tmp_path, capsys):
+    assert call("resume", tmp_path) == 2 and "expected the folder of a run" in capsys.readouterr().err
+    folder = tmp_path / "run"
+    assert call(*command, "--out", folder) == 0
+    capsys.readouterr()
+    assert call("resume", folder) == 2 and "the run is complete" in capsys.readouterr().err
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "report.json").unlink()
+    for change, message in (({"env": "prod"}, "--set federation=ID"), ({"seed": 9}, "a run of another configuration")):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        assert call("resume", folder) == 2 and message in capsys.readouterr().err
+
+
+def test_a_run_that_failed_for_too_few_sites_goes_on_when_they_are_back(command, tmp_path, capsys):
+    folder = tmp_path / "run"
+    original = InProcess.exchange
+
+    def some(self, instructions):
+        first = next(iter(instructions.values()))
+        alone = first.task == "train" and first.round.number == 2
+        return (a for a in original(self, instructions) if not alone or a.site == "site-1")
+
+    InProcess.exchange = some
+    try:
+        assert call(*command, "--out", folder) == 1
+    finally:
+        InProcess.exchange = original
+    assert "1 accepted sites, 2 needed" in capsys.readouterr().err
+    assert call("resume", folder) == 0
+    entries = verify_run(folder)
+    assert [e["event"] for e in entries].count("finish") == 2 and entries[-1]["status"] == "completed"

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site that misses a deadline is left out, costs no second one, and comes back with its state when it answers."""
+
+from fairflare.federation.attendance import Attendance
+from fairflare.federation.audit import verify
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.messages import Answer
+from helpers import initial_model, make_federation, make_sites
+
+
+class Away(InProcess):
+    """site-2 does not answer while the rounds' numbers are in ``rounds``; remembers who was asked for what."""
+
+    def __init__(self, sites, rounds):
+        super().__init__(sites)
+        self.rounds, self.asked = rounds, []
+
+    def exchange(self, instructions):
+        first = next(iter(instructions.values()))
+        self.asked.append((first.round.number, {site: one.task for site, one in instructions.items()}))
+        training = any(one.task == "train" for one in instructions.values())
+        for answer in super().exchange(instructions):
+            if not (training and answer.site == "site-2" and first.round.number in self.rounds):
+                yield answer
+
+
+def rounds_of(folder):
+    return [e for e in verify(folder / "audit.jsonl") if e["event"] == "round"]
+
+
+def test_an_absent_site_is_knocked_at_and_trains_again_once_it_answers(tmp_path):
+    sites = make_sites(3)
+    transport = Away(sites, rounds=(2, 3))
+    make_federation(tmp_path, transport, rounds=5).run(initial_model())
+    tasks = {number: asked for number, asked in transport.asked if "train" in asked.values()}
+    assert [tasks[n]["site-2"] for n in range(1, 6)] == ["train", "train", "preflight", "preflight", "train"]
+    entries = rounds_of(tmp_path)
+    codes = [e["rejected"].get("site-2", {}).get("code") for e in entries]
+    assert codes == [None, "no_answer", "absent", "absent", None]
+    assert "no answer since round 2" in entries[2]["rejected"]["site-2"]["detail"]
+    assert set(entries[4]["accepted"]) == {"site-1", "site-2", "site-3"} and not entries[4]["rejected"]
+
+
+def test_an_answer_to_a_knock_is_no_contribution(tmp_path):
+    transport = Away(make_sites(3), rounds=(2,))
+    make_federation(tmp_path, transport, rounds=3).run(initial_model())
+    assert set(rounds_of(tmp_path)[2]["accepted"]) == {"site-1", "site-3"}
+
+
+def test_an_error_is_an_answer():
+    attendance = Attendance()
+    assert [r.code for r in attendance.note(1, ["a", "b"], [Answer("a")])] == ["no_answer"]
+    assert attendance.of(["a", "b"]) == (["a"], ["b"])
+    assert [r.code for r in attendance.note(2, ["a"], [Answer("a"), Answer("b", error="x")])] == ["absent"]
+    assert attendance.of(["a", "b"]) == (["a", "b"], [])
