@@ -9,7 +9,6 @@ LABELS = {
     "auc": "AUC",
     "macro_f1": "F1 score (macro)",
     "dice": "Dice score",
-    "loss": "cross-entropy loss",
 }
 MEANINGS = {
     "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",

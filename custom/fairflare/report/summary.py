@@ -124,7 +124,7 @@ def _caveats(summary: Json) -> list[str]:
     simulated, provenance = summary["task"]["simulated"], summary["provenance"]
     strange = provenance["evaluated_model_sha256"] not in (None, provenance["model_sha256"])
     candidates = (
-        (simulated, f"Simulated: {stop(str(simulated))}"),
+        (simulated not in (None, "", "nothing"), f"Simulated: {stop(str(simulated))}"),
         (summary["status"] != "completed", "The run did not complete: the numbers describe an unfinished model."),
         (strange, "The evaluated model is not the last model of the log: do not use these numbers before verifying."),
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),
