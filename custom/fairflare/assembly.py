@@ -93,7 +93,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     network = task.network()
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}
     grouping = task.grouping(config.group_by)
-    chosen = _chosen(rule, probes, Outline(model, grouping.names))
+    chosen = chosen_probes(rule, probes, Outline(model, grouping.names))
     return Parts(task, rule, chosen, network, model, grouping)
 
 
@@ -280,7 +280,7 @@ def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
     return look()
 
 
-def _chosen(rule: Rule, probes: Sequence[Probe], outline: Outline) -> tuple[Probe, ...]:
+def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline) -> tuple[Probe, ...]:
     """The probes that report something the rule uses; raises UserError when something wanted is reported by none."""
     reported = {probe: {s.name for s in probe.scalars(outline)} for probe in probes}
     missing = [name for name in rule.wanted if not any(name in names for names in reported.values())]

@@ -7,8 +7,9 @@ import dataclasses
 from typing import Any
 
 from fairflare import registry
-from fairflare.clinic import tasks
-from fairflare.contracts import Cost
+from fairflare.assembly import chosen_probes
+from fairflare.clinic import networks, tasks
+from fairflare.contracts import Cost, Outline
 from fairflare.registry import Method
 
 FEDAVG = Cost(forward=1, backward=1)
@@ -28,6 +29,56 @@ def relative_cost(entry: Method) -> float:
 def task_rows() -> list[dict[str, Any]]:
     """One row per task, each with its presets."""
     return [_task_row(name, cls) for name, cls in sorted(tasks.TASKS.items())]
+
+
+def leaving_rows() -> list[dict[str, str]]:
+    """What a site sends in each method beside the weight difference, n_k, metrics and seconds: one row per number.
+
+    Of numbers per layer or per group one stands for all: "similarity/<layer>".
+    """
+    network = networks.build("small-unet", 1, 1)
+    outline = Outline(dict(network.state_dict()), ("<group>",))
+    rows = []
+    for entry in registry.methods().values():
+        rule, probes = entry.rule(**_own(entry, entry.rule)), [_probe(entry, id) for id in entry.probes]
+        for probe in chosen_probes(rule, probes, outline):
+            exchange = "second" if probe.when == "anchored" else "first"
+            found = {_family(s.name): s for s in probe.scalars(outline)}
+            rows += [
+                {
+                    "method": entry.id,
+                    "number": name,
+                    "exchange": exchange,
+                    "range": f"{scalar.low:g} to {scalar.high:g}",
+                    "meaning": scalar.meaning.replace("group <group>", "a group"),
+                }
+                for name, scalar in found.items()
+            ]
+    return rows
+
+
+def leaving_table() -> str:
+    """``leaving_rows`` as Markdown."""
+    lines = ["| method | number | exchange | range | meaning |", "|---|---|---|---|---|"]
+    for row in leaving_rows():
+        lines.append(
+            f"| `{row['method']}` | `{row['number']}` | {row['exchange']} | {row['range']} | {row['meaning']} |"
+        )
+    return "\n".join(lines)
+
+
+def _own(entry: Method, cls: type) -> dict[str, Any]:
+    return {key: value for key, value in entry.settings.items() if key in registry.parameters(cls)}
+
+
+def _probe(entry: Method, id: str) -> Any:
+    cls = registry.get_probe(id)
+    return cls(**_own(entry, cls))
+
+
+def _family(name: str) -> str:
+    family, slash, rest = name.partition("/")
+    return f"{family}/{rest if rest.startswith('<') else '<layer>'}" if slash else name
 
 
 def _method_row(entry: Method) -> dict[str, Any]:
