@@ -3,6 +3,10 @@
 
 ``FAIRFLARE_CODE`` (on the command line ``--code``) names files or package folders, separated as in ``PATH``. Only what
 it names can be imported through it, so that what works here is what a job carries, whose files lie in ``app/custom``.
+
+A configuration comes from whoever submits a job, and FLARE's class allow-list does not see the names in it. So nothing
+is imported by name but the user's files, those in folders that FLARE or the site's administrator vouches for, and
+MONAI's networks.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,10 @@ from fairflare.errors import DataError, UserError
 
 VARIABLE = "FAIRFLARE_CODE"
 INIT = "__init__.py"
+LIBRARY = "monai.networks.nets."
+"""Prefix of the classes that may be named without a file of the user's."""
+
+_vouched: list[Path] = []
 
 
 def code_files() -> tuple[Path, ...]:
@@ -47,21 +55,37 @@ def use(paths: Sequence[Path]) -> None:
     code_files()
 
 
+def vouch(folders: Iterable[Path]) -> None:
+    """Let modules in ``folders`` be imported by name: a job's ``app/custom``, which takes the right to bring code."""
+    _vouched.extend(folder.resolve() for folder in folders if folder.resolve() not in _vouched)
+
+
 def load_object(dotted: str, key: str) -> Any:
-    """What ``dotted`` ("module.Name") names, from the user's files or any installed package.
+    """What ``dotted`` ("module.Name") names, from the user's files or MONAI's networks.
 
     Raises:
-        UserError: starts with ``key`` and says what could not be imported.
+        UserError: starts with ``key`` and says what could not or must not be imported.
     """
     module, _, name = dotted.rpartition(".")
     if not module:
         raise UserError(f"{key}: expected module.Name, got {dotted!r}")
     _listen()
     try:
+        if not (dotted.startswith(LIBRARY) or _is_vouched(module.partition(".")[0])):
+            raise ModuleNotFoundError(f"{module} is none of your files")
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # user's code runs here
         hint = "" if code_files() else "; name the file with --code"
         raise UserError(f"{key}: {dotted} cannot be imported ({type(error).__name__}: {error}){hint}") from error
+
+
+def _is_vouched(module: str) -> bool:
+    """Whether the top-level ``module`` is a file or package of the user's, or lies in a folder that is vouched for."""
+    if module in {path.stem for path in code_files()}:
+        return True
+    spec = importlib.util.find_spec(module)
+    origin = Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None
+    return origin is not None and any(origin.is_relative_to(folder) for folder in _vouched)
 
 
 def fingerprints() -> dict[str, str]:

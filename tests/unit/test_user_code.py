@@ -8,6 +8,7 @@ import pytest
 
 from fairflare import user_code
 from fairflare.cli import main
+from fairflare.clinic import own_network
 from fairflare.errors import DataError, UserError
 from fairflare.federation.audit import verify
 from own_code import write_code
@@ -124,3 +125,28 @@ def test_names_that_cannot_be_modules(name, message, tmp_path):
         user_code.use([tmp_path / name])
     with pytest.raises(UserError, match="expected a .py file"):
         user_code.use([tmp_path / "gone.py"])
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "fairflare.cli.main", "monai.bundle.download"])
+def test_a_configuration_cannot_name_just_any_class(name, tmp_path):
+    """A job without code must not reach installed code by its name: FLARE's allow-list does not see it."""
+    write_code(tmp_path)
+    with pytest.raises(UserError, match="none of your files"):
+        user_code.load_object(name, "model")
+    model = json.dumps({"class_path": name, "args": {"args": ["touch", str(tmp_path / "owned")]}})
+    with pytest.raises(UserError, match="none of your files"):
+        own_network.build(model, (1, 32, 32), (2,))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_folder_that_is_vouched_for_and_monais_networks_can_be_named(tmp_path, monkeypatch):
+    write_code(tmp_path / "custom")
+    monkeypatch.syspath_prepend(tmp_path / "custom")
+    monkeypatch.setattr(user_code, "_vouched", [])
+    with pytest.raises(UserError, match="none of your files"):
+        user_code.load_object("my_net.Net", "model")
+    user_code.vouch([tmp_path / "custom"])
+    assert user_code.load_object("my_net.Net", "model").__name__ == "Net"
+    model = {"class_path": "monai.networks.nets.UNet", "args": {"spatial_dims": 2, "in_channels": 1, "out_channels": 1}}
+    model["args"] |= {"channels": [4, 8], "strides": [2]}
+    assert own_network.build(json.dumps(model), (1, 32, 32), (1, 32, 32))

@@ -21,7 +21,7 @@ from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 from fairflare.federation.loop import AUDIT
 from fairflare.federation.messages import Answer, Instruction
-from fairflare.flare.places import federation_id, hand_over, is_named, server_folder
+from fairflare.flare.places import federation_id, hand_over, is_named, server_folder, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
@@ -63,6 +63,7 @@ class FairController(ModelController):
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
+        vouch_for_code(self.fl_ctx)
         config = RunConfig.from_json(self.config)
         federation = federation_id(config.federation, self.fl_ctx)
         folder = server_folder(federation, self.fl_ctx)

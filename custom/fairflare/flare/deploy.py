@@ -55,6 +55,8 @@ GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|Exception): .+)")
 
+ABORTED = "someone aborted it or a site's process ended; that site's log says why"
+
 Watch = Callable[[str], None]
 
 
@@ -244,11 +246,10 @@ def _fetch(server: _Server, job: str, scratch: Path, folder: Path) -> None:
 
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
-    if reason := _last_entry(folder).get("reason"):
-        return str(reason)
     refused = _refusals(meta)
-    told = "; ".join(refused) or _last_error(folder / LOG) or "no reason given"
-    return f"{meta.get('status')}: {told}{_scheduling(meta) if not refused else ''}"
+    told = _last_entry(folder).get("reason") or "; ".join(refused) or _last_error(folder / LOG) or "no reason given"
+    hint = f"; {ABORTED}" if told.endswith("the job was aborted") else ""
+    return f"{meta.get('status')}: {told}{hint}{_scheduling(meta) if not refused else ''}"
 
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
@@ -268,7 +269,8 @@ def _last_error(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     last = max((k for k, line in enumerate(lines) if " ERROR " in line), default=len(lines))
     raised = [found["text"] or found["plain"] for line in lines[last:] if (found := EXCEPTION.fullmatch(line))]
-    return " ".join((*raised, *lines[last:], "")[0].split())[:300]
+    plain = [line.rpartition(" - ")[2] for line in lines[last:]]
+    return " ".join((*raised, *plain, "")[0].split())[:300]
 
 
 def _last_entry(folder: Path) -> dict[str, Any]:

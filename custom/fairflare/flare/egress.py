@@ -17,6 +17,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.assembly import allowed, build_parts
 from fairflare.config import RunConfig
+from fairflare.flare.places import vouch_for_code
 from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VERSION
 from fairflare.privacy.egress import Egress, EgressRefused
 
@@ -67,6 +68,7 @@ class EgressFilter(DXOFilter):
         model = FLModelUtils.from_shareable(shareable)
         if model.params is not None and model.params_type != ParamsType.DIFF:
             raise EgressRefused("weights that are not differences")
+        vouch_for_code(fl_ctx)
         self._check(task, model)
 
     def _check(self, task: str, model: FLModel) -> None:

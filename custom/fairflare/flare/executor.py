@@ -18,7 +18,7 @@ from fairflare.assembly import build_parts, build_site
 from fairflare.config import RunConfig
 from fairflare.errors import DataError
 from fairflare.federation.site import Site
-from fairflare.flare.places import federation_id, memory_file
+from fairflare.flare.places import federation_id, memory_file, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
 LOCAL_LOG = "fairflare_errors.txt"
@@ -69,6 +69,7 @@ class FairExecutor(Executor):
 
     def _ready(self, fl_ctx: FLContext) -> Site:
         if self._site is None:
+            vouch_for_code(fl_ctx)
             config = RunConfig.from_json(self.config)
             memory = memory_file(federation_id(config.federation, fl_ctx), fl_ctx)
             parts = build_parts(config, at_site=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
+from fairflare.user_code import vouch
+
 RUN_FOLDER = "FAIRFLARE_RUN_FOLDER"
 """Environment variable that names the one folder of a simulated run, where server and sites keep their state."""
 STATE = "fairflare_state"
@@ -36,6 +38,12 @@ def server_folder(federation: str, fl_ctx: FLContext) -> Path:
 def memory_file(federation: str, fl_ctx: FLContext) -> Path:
     """Where a site keeps its memory."""
     return _state(federation, fl_ctx) / SITES / f"{fl_ctx.get_identity_name()}.pt"
+
+
+def vouch_for_code(fl_ctx: FLContext) -> None:
+    """Let a configuration name what lies in the job's ``app/custom`` or in the site's own ``local/custom``."""
+    workspace = fl_ctx.get_engine().get_workspace()
+    vouch([Path(workspace.get_app_custom_dir(fl_ctx.get_job_id())), Path(workspace.get_site_custom_dir())])
 
 
 def hand_over(folder: Path, run_dir: Path) -> None:
