@@ -22,7 +22,7 @@ def own_data(
     Raises:
         UserError: neither is given, or the folder holds no lists.
     """
-    from fairflare.clinic.own import sites_in
+    from fairflare.clinic.kinds.own import sites_in
     from fairflare.clinic.tasks import TASKS
 
     if datalists is None:
@@ -53,7 +53,7 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _description(datalists: Path) -> dict[str, Any]:
-    from fairflare.clinic.own import read_description
+    from fairflare.clinic.kinds.own import read_description
 
     return read_description(datalists)
 

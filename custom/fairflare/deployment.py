@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from fairflare import console
 from fairflare.assembly import build_parts
 from fairflare.config import RunConfig, part
@@ -48,11 +50,16 @@ def execute_deployed(
     if caution := build_parts(config).rule.caution(part(Training, config.training)):
         console.note(caution)
     with fresh_folder(folder, force):
-        run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=console.note)
+        run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=_tell)
         verify_run(folder)
         if not (folder / REPORT).is_file():
             raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
     return json.loads((folder / REPORT).read_text())
+
+
+def _tell(text: str) -> None:
+    """A remark in one line, however long: it may hold a command."""
+    console.err.print(escape(text), soft_wrap=True)
 
 
 def export_preinstalled(config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool) -> None:

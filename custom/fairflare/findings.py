@@ -26,6 +26,7 @@ CODES = {
     "mask_values": "a mask has pixel values of no structure",
     "missing_file": "a file that the datalist names is not there",
     "missing_key": "an entry of the datalist lacks a key",
+    "no_min_count": "min_count is not set, so no number of a group leaves",
     "no_datalist": "there is no datalist",
     "nonfinite": "an input is not finite",
     "not_2d": "an image is not one 2D slice",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.clinic import tasks
-from fairflare.clinic.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
 from fairflare.clinic.prepare import Progress, prepare
 from fairflare.errors import UserError
 

@@ -21,7 +21,7 @@ class SiteConfig:
     Attributes:
         data_root: folder that holds the site's data; a relative one starts at the configuration's own folder. No path
             of the datalist may lead out of it.
-        datalist: the site's datalist, absolute or relative to ``data_root``.
+        datalist: the site's datalist or table, relative to ``data_root`` and inside it.
         gpu: number of the GPU to use; None takes the first one, where there is one.
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
         num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
@@ -85,6 +85,11 @@ def read_site_config(path: Path) -> SiteConfig:
         if not isinstance(content.get(key, ""), str):
             raise UserError(f"site configuration {path.name}: {key}: expected a path, got {content[key]!r}")
     root = content.get("data_root")
+    if root and content.get("datalist"):
+        home = (path.parent / root).resolve()
+        if not (home / content["datalist"]).resolve().is_relative_to(home):
+            got = content["datalist"]
+            raise UserError(f"site configuration {path.name}: datalist: expected a path inside data_root, got {got!r}")
     return SiteConfig(**{**content, "data_root": str((path.parent / root).resolve()) if root else ""})
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fairflare.clinic.base import Task, TestSet
-from fairflare.clinic.datalist import Item, attribute_columns
-from fairflare.clinic.files import FileSplit
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers.datalist import Item, attribute_columns
+from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.site_config import SiteConfig
 

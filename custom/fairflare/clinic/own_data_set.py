@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.base import Task
-from fairflare.clinic.files import FileSplit
+from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import DataError, FairFlareError
 from fairflare.site_config import SiteConfig

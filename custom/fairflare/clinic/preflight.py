@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from fairflare.clinic.base import Task
-from fairflare.clinic.datalist import SPLITS, Item, checked_items, read_lists
-from fairflare.clinic.files import FileSplit
 from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.own import OwnData
+from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.readers.datalist import SPLITS, Item, checked_items, read_lists
+from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import DataError, MissingData
 from fairflare.findings import SPLIT_NAMES, Finding
@@ -123,6 +123,9 @@ def _of_data(data: TensorData, classes: Sequence[str], grouping: Grouping, least
             yield Finding("warning", "few_examples", split, n, f"{n} examples: little to learn from")
         if n >= FEWEST[split] and classes and len(torch.unique(labels)) < 2:
             yield Finding("error", "one_class", split, n, f"all {n} examples are of one class")
+    if least is None and grouping.names:
+        text = f"min_count is not set: no number of the {len(grouping.names)} groups leaves"
+        yield Finding("warning", "no_min_count", "train", len(grouping.names), text)
     small = [(name, n) for name, n in zip(grouping.names, data.group_counts.tolist()) if least and 0 < n < least]
     for name, n in small:
         text = f"group {name}: {n} training examples, fewer than min_count {least}: its numbers stay here"

@@ -32,12 +32,12 @@ from torch import Tensor
 
 from fairflare.clinic import tasks
 from fairflare.clinic.checks import expect
-from fairflare.clinic.datalist import SPLITS, Item
-from fairflare.clinic.on_disk import ImagesOnDisk
-from fairflare.clinic.own import DESCRIPTION
-from fairflare.clinic.own_images import SHARED
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.own import DESCRIPTION
+from fairflare.clinic.kinds.own_images import SHARED
+from fairflare.clinic.kinds.quality import NOISE_SEED, SEVERITIES, QualityShift
 from fairflare.clinic.preflight import PATIENT
-from fairflare.clinic.quality import NOISE_SEED, SEVERITIES, QualityShift
+from fairflare.clinic.readers.datalist import SPLITS, Item
 from fairflare.errors import UserError
 
 MOST_STRUCTURES = 8

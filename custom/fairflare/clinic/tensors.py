@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic.files import FileSplit
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.readers.files import FileSplit
 from fairflare.contracts import Batch, SplitName
 
 ROTATION = 10.0

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic import mr
 from fairflare.clinic.dice import dice_loss
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.simulated import mr
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.brain_seg import BrainSeg
 from fairflare.config import make_config

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic import covid
+from fairflare.clinic.readers import covid
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.covid_brazil import CovidBrazil
 from fairflare.errors import MissingData, UserError

@@ -10,7 +10,7 @@ import pytest
 from scipy.io import savemat
 
 from digit_tree import SIZES, drawn, write_files, write_idx
-from fairflare.clinic import digit_files
+from fairflare.clinic.readers import digit_files
 from fairflare.clinic.tasks.digits5 import Digits5
 from fairflare.errors import DataError
 from fairflare.findings import CODES

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic import cropping, numerals
-from fairflare.clinic.numerals import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED
+from fairflare.clinic import cropping
+from fairflare.clinic.simulated import numerals
+from fairflare.clinic.simulated.numerals import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.digits import Digits, plan
 from fairflare.config import make_config

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from fairflare.clinic.files import FileSplit
+from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import DataError
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fairflare.cli import main
-from fairflare.clinic.masks import PAPER
+from fairflare.clinic.kinds.masks import PAPER
 from fairflare.clinic.tasks import TASKS, load
 from fairflare.clinic.tasks.fundus import DOMAINS, Fundus
 from fairflare.errors import DataError, MissingData, UserError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic import fundus
 from fairflare.clinic.dice import dice_loss
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.simulated import fundus
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.fundus_phantom import FundusPhantom
 from fairflare.config import make_config

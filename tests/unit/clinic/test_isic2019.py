@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fairflare.cli import main
-from fairflare.clinic import corruptions, quality
 from fairflare.clinic.base import DATA_FOLDER
+from fairflare.clinic.kinds import quality
+from fairflare.clinic.simulated import corruptions
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.isic2019 import METADATA, Isic2019
 from fairflare.errors import DataError, MissingData

@@ -7,7 +7,7 @@ import pytest
 
 from fairflare.cli import main
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.on_disk import OnDisk
+from fairflare.clinic.kinds.on_disk import OnDisk
 from fairflare.clinic.tasks import TASKS, load
 from fairflare.errors import MissingData
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from fairflare.cli import main
 from fairflare.clinic import tasks
-from fairflare.clinic.datalist import read_datalist
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers.datalist import read_datalist
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.errors import UserError
 from fairflare.federation.audit import verify
 from fairflare.site_config import SiteConfig, find_site_config, read_site_config
@@ -209,6 +209,7 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
         ("min_count: -1", "min_count: expected a whole number of at least 0, got -1"),
         ("batch_size: 1", "batch_size: expected a whole number of at least 2, got 1"),
         ("num_workers: null", "num_workers: expected a whole number of at least 0, got None"),
+        ("{data_root: a, datalist: ../b.json}", "datalist: expected a path inside data_root, got '../b.json'"),
         ("cache_rate: 2", "cache_rate: expected a number from 0 to 1, got 2"),
         ("gpu: first", "gpu: expected a whole number"),
         ("data_root: 3", "data_root: expected a path, got 3"),
@@ -284,3 +285,8 @@ def test_a_folder_of_site_configurations_serves_several_sites_on_one_machine(tmp
     with_third = ("--set", "site_names=east,north,nobody")
     code, _, err = call(capsys, "run", "fedavg", *own, *with_third, "--rounds", "1", "--out", tmp_path / "s")
     assert code == 2 and "nobody.yaml" in err and err.strip().count("\n") == 0
+
+
+def test_two_sites_whose_names_differ_in_case_alone():
+    with pytest.raises(UserError, match="site_names: expected names that differ by more than upper and lower case"):
+        tasks.load("tabular", site_names="North,north", features="age")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from fairflare.clinic import anatomy, phantom
+from fairflare.clinic.simulated import anatomy, phantom
 from fairflare.errors import UserError
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")

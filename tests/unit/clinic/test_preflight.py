@@ -128,6 +128,12 @@ def test_missing_attributes_are_counted(site):
     assert ("warning", "attribute", "train", 1) in codes(found)
 
 
+def test_without_a_minimum_count_no_group_is_told_of(site):
+    folder, _ = site
+    (folder / "site.yaml").write_text("data_root: data\ndatalist: list.json\nmin_count: null\n")
+    assert codes(findings(site)) == [("warning", "no_min_count", "train", 2)]
+
+
 def test_many_faults_of_a_kind_are_summed_up(site):
     folder, lists = site
     for entry in lists["training"][:9]:

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from fairflare.cli import main
-from fairflare.clinic import quality
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.masks import Masks
-from fairflare.clinic.on_disk import ImagesOnDisk
-from fairflare.clinic.own import sites_in
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.kinds import quality
+from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.own import sites_in
 from fairflare.clinic.prepare import prepare
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.isic2019 import METADATA, Isic2019
 from fairflare.clinic.tasks.rsna_ich import RsnaIch

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from fairflare.cli import main
-from fairflare.clinic import volumes
 from fairflare.clinic.preflight import preflight
+from fairflare.clinic.readers import volumes
 from fairflare.clinic.tasks import TASKS, load
 from fairflare.clinic.tasks.prostate import FED_CE, SAML, GreyMaskReader, Prostate
 from fairflare.contracts import Training

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairflare.cli import main
-from fairflare.clinic import covid
+from fairflare.clinic.readers import covid
 from fairflare.clinic.scores import auc
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.covid_brazil import CovidBrazil

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from fairflare.cli import main
-from fairflare.clinic import corruptions, quality
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.quality_tables import read_partition
+from fairflare.clinic.kinds import quality
+from fairflare.clinic.readers.quality_tables import read_partition
+from fairflare.clinic.simulated import corruptions
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.rsna_ich import RsnaIch
 from fairflare.errors import DataError, MissingData, UserError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairflare.cli import main
-from fairflare.clinic import cohort
+from fairflare.clinic.readers import cohort
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.errors import DataError, MissingData, UserError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic import cohort
-from fairflare.clinic.patients import fitted
+from fairflare.clinic.kinds.patients import fitted
+from fairflare.clinic.readers import cohort
 from fairflare.clinic.tasks import load
 from fairflare.clinic.tasks.support2 import Support2, table_of
 from fairflare.errors import UserError

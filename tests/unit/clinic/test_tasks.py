@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fairflare.clinic.base import Task
-from fairflare.clinic.own import OwnData
+from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.tasks import TASKS, load
 from fairflare.contracts import Training
 from fairflare.errors import UserError

@@ -5,8 +5,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from fairflare.clinic import volumes
-from fairflare.clinic.masks_on_disk import dealt
+from fairflare.clinic.kinds.masks_on_disk import dealt
+from fairflare.clinic.readers import volumes
 from fairflare.errors import DataError
 
 EDGE, DEPTH = 32, 5

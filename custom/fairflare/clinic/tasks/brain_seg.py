@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.clinic import mr
 from fairflare.clinic.base import Preset
-from fairflare.clinic.device_shift import DeviceShift
-from fairflare.clinic.masks import PAPER, SMALL
+from fairflare.clinic.kinds.device_shift import DeviceShift
+from fairflare.clinic.kinds.masks import PAPER, SMALL
+from fairflare.clinic.simulated import mr
 from fairflare.seeds import derive
 
 

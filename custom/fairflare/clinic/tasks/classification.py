@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.own_images import OwnImages
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.kinds.own_images import OwnImages
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.contracts import Training
 
 
 @dataclass(frozen=True)
 class Classification(OwnImages):
-    """2D images with one class each, from datalists as ``clinic.datalist`` describes them.
+    """2D images with one class each, from datalists as ``clinic.readers.datalist`` describes them.
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.

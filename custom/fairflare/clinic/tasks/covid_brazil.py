@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic import covid, sheets
 from fairflare.clinic.base import Preset
-from fairflare.clinic.on_disk import OnDisk
-from fairflare.clinic.patients import Table, TableTask
+from fairflare.clinic.kinds.on_disk import OnDisk
+from fairflare.clinic.kinds.patients import Table, TableTask
+from fairflare.clinic.readers import covid, sheets
 from fairflare.contracts import Training
 from fairflare.site_config import SiteConfig
 
@@ -29,7 +29,7 @@ FEATURES = {"clean": 24, "paper": 30}
 
 @dataclass(frozen=True)
 class CovidBrazil(TableTask, OnDisk):
-    """Binary prognosis at admission, after Baqui et al. and FedUFO; see ``fairflare.clinic.covid`` for the table.
+    """Binary prognosis at admission, after Baqui et al. and FedUFO; its table: ``fairflare.clinic.readers.covid``.
 
     The table is read when data are first asked for. Splits are drawn within each outcome, since the smallest region has
     105 patients, 28 of whom died. Its test split has 21, and over six values of ``data_seed`` FedAvg's AUC there lies

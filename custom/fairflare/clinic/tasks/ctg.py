@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fairflare.clinic import sheets
 from fairflare.clinic.base import Preset
-from fairflare.clinic.on_disk import OnDisk
-from fairflare.clinic.patients import Table, TableTask
+from fairflare.clinic.kinds.on_disk import OnDisk
+from fairflare.clinic.kinds.patients import Table, TableTask
+from fairflare.clinic.readers import sheets
 from fairflare.contracts import Training
 from fairflare.errors import DataError, UserError
 from fairflare.site_config import SiteConfig

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, numerals, scores
+from fairflare.clinic import networks, scores
 from fairflare.clinic.base import Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.cropping import CroppedData
-from fairflare.clinic.numerals import DOMAINS
 from fairflare.clinic.partition import dirichlet_by_label, redrawn
+from fairflare.clinic.simulated import numerals
+from fairflare.clinic.simulated.numerals import DOMAINS
 from fairflare.clinic.tensors import Split, TensorData, as_float, normalised
 from fairflare.contracts import Training
 from fairflare.seeds import derive

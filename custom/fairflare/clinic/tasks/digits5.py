@@ -31,15 +31,16 @@ from typing import Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fairflare.clinic import digit_files, networks, scores
+from fairflare.clinic import networks, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.class_folders import images_in
 from fairflare.clinic.cropping import CroppedData
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
 from fairflare.clinic.partition import dirichlet_by_label, redrawn
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers import digit_files
+from fairflare.clinic.readers.class_folders import images_in
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.contracts import Training
 from fairflare.errors import UserError
 from fairflare.seeds import derive

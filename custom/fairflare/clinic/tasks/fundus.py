@@ -23,10 +23,10 @@ from typing import Literal
 
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.masks import PAPER, SMALL
-from fairflare.clinic.masks_on_disk import MasksOnDisk, complete, dealt
-from fairflare.clinic.pictures import NATURAL, Reader
+from fairflare.clinic.kinds.masks import PAPER, SMALL
+from fairflare.clinic.kinds.masks_on_disk import MasksOnDisk, complete, dealt
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import NATURAL, Reader
 from fairflare.clinic.tasks.segmentation import Segmentation
 from fairflare.errors import DataError
 from fairflare.seeds import derive

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.clinic import fundus
 from fairflare.clinic.base import Preset
-from fairflare.clinic.device_shift import DeviceShift
-from fairflare.clinic.masks import PAPER, SMALL
+from fairflare.clinic.kinds.device_shift import DeviceShift
+from fairflare.clinic.kinds.masks import PAPER, SMALL
+from fairflare.clinic.simulated import fundus
 from fairflare.seeds import derive
 
 

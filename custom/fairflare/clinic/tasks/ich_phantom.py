@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, phantom, scores
+from fairflare.clinic import networks, scores
 from fairflare.clinic.base import Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.clinic.free_rider import REMARK, with_one_image
 from fairflare.clinic.partition import dirichlet_with_corrupted, redrawn
+from fairflare.clinic.simulated import phantom
+from fairflare.clinic.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.clinic.simulated.free_rider import REMARK, with_one_image
 from fairflare.clinic.tensors import Split, TensorData, as_float, normalised
 from fairflare.contracts import Training
 from fairflare.seeds import derive

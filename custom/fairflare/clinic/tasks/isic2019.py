@@ -26,8 +26,8 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic.quality import QualityShift
-from fairflare.clinic.quality_tables import read_rows
+from fairflare.clinic.kinds.quality import QualityShift
+from fairflare.clinic.readers.quality_tables import read_rows
 from fairflare.errors import DataError
 
 METADATA = "ISIC_2019_Training_Metadata.csv"

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from fairflare.clinic import networks, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.class_folders import images_in
-from fairflare.clinic.datalist import Item
 from fairflare.clinic.flipping import FlippedData
-from fairflare.clinic.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
 from fairflare.clinic.partition import ATTEMPTS
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers.class_folders import images_in
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.contracts import Training
 from fairflare.errors import DataError, UserError
 from fairflare.seeds import derive

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic import volumes
 from fairflare.clinic.base import Preset
-from fairflare.clinic.datalist import Item, read_datalist
-from fairflare.clinic.masks import PAPER, SMALL
-from fairflare.clinic.masks_on_disk import MasksOnDisk, complete, dealt
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.kinds.masks import PAPER, SMALL
+from fairflare.clinic.kinds.masks_on_disk import MasksOnDisk, complete, dealt
+from fairflare.clinic.readers import volumes
+from fairflare.clinic.readers.datalist import Item, read_datalist
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.errors import DataError
 from fairflare.seeds import derive
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairflare.clinic.phantom import CLASSES
-from fairflare.clinic.quality import QualityShift
+from fairflare.clinic.kinds.quality import QualityShift
+from fairflare.clinic.simulated.phantom import CLASSES
 
 
 @dataclass(frozen=True)

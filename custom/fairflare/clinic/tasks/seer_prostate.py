@@ -18,11 +18,11 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic import sheets
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
-from fairflare.clinic.on_disk import OnDisk
-from fairflare.clinic.patients import Table, TableTask
+from fairflare.clinic.kinds.on_disk import OnDisk
+from fairflare.clinic.kinds.patients import Table, TableTask
+from fairflare.clinic.readers import sheets
 from fairflare.contracts import Training
 from fairflare.errors import DataError
 from fairflare.site_config import SiteConfig

@@ -11,9 +11,9 @@ from torch import nn
 from fairflare.clinic import own_network
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.masks import PAPER, SMALL, Masks
-from fairflare.clinic.own_images import OwnImages
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.kinds.masks import PAPER, SMALL, Masks
+from fairflare.clinic.kinds.own_images import OwnImages
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.errors import UserError
 
 BACKGROUND = "background"
@@ -21,7 +21,7 @@ BACKGROUND = "background"
 
 @dataclass(frozen=True)
 class Segmentation(Masks, OwnImages):
-    """2D images with masks, from datalists as ``clinic.datalist`` describes them; structures may overlap.
+    """2D images with masks, from datalists as ``clinic.readers.datalist`` describes them; structures may overlap.
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.

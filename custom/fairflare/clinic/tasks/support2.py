@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic import cohort
 from fairflare.clinic.base import Preset
-from fairflare.clinic.patients import Table, TableTask
+from fairflare.clinic.kinds.patients import Table, TableTask
+from fairflare.clinic.readers import cohort
 from fairflare.contracts import Training
 from fairflare.site_config import SiteConfig
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import Preset, standardise
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.own import OwnData
+from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.contracts import Training
 from fairflare.errors import DataError, UserError

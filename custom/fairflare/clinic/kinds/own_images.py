@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fairflare.clinic.base import TestSet
 from fairflare.clinic.checks import expect
-from fairflare.clinic.datalist import read_datalist
 from fairflare.clinic.images import image_data, test_set
-from fairflare.clinic.own import OwnData, read_description
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.kinds.own import OwnData, read_description
+from fairflare.clinic.readers.datalist import read_datalist
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import UserError
 from fairflare.site_config import SiteConfig

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.errors import DataError
 
 SUFFIXES = (".nii.gz", ".nii")

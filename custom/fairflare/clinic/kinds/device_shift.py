@@ -14,8 +14,8 @@ from torch import nn
 
 from fairflare.clinic import networks
 from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.free_rider import REMARK, with_one_image
-from fairflare.clinic.masks import Masks
+from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.simulated.free_rider import REMARK, with_one_image
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.seeds import derive
 

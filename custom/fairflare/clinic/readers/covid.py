@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.sheets import one_hot
+from fairflare.clinic.readers.sheets import one_hot
 from fairflare.errors import UserError
 
 FILE = "covid_brazil.csv"

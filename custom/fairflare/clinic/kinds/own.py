@@ -63,7 +63,7 @@ class OwnData(Task):
 
     def sites(self) -> dict[str, str]:
         """The sites of ``site_names``."""
-        return {name: "own data" for name in filter(None, (n.strip() for n in self.site_names.split(",")))}
+        return dict.fromkeys(self._names(), "own data")
 
     def check_data(self) -> None:
         """Every site's list is there, where this machine is to have them all."""
@@ -109,7 +109,13 @@ class OwnData(Task):
                 return folder / name
         raise UserError(f"site {site}: expected {names[0]} in {self.datalists}, found none")
 
+    def _names(self) -> list[str]:
+        return [name for name in (part.strip() for part in self.site_names.split(",")) if name]
+
     def _check_own(self, fewest: int) -> None:
+        names = [name.lower() for name in self._names()]
+        differ = len(set(names)) == len(names)
+        expect("site_names", differ, "names that differ by more than upper and lower case", self.site_names)
         expect("labels", len(self.classes) >= fewest, f"at least {fewest} classes", self.labels)
         expect("labels", len(set(self.classes)) == len(self.classes), "different names", self.labels)
         dict(self.attributes)  # raises where they cannot be read

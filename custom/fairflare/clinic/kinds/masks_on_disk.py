@@ -12,9 +12,9 @@ from torch import nn
 
 from fairflare.clinic import own_network
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.masks import Masks
-from fairflare.clinic.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
+from fairflare.clinic.readers.datalist import Item
 from fairflare.errors import DataError
 
 LARGEST_SHARE = 0.4

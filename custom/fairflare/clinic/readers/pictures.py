@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic.datalist import Item
+from fairflare.clinic.readers.datalist import Item
 from fairflare.errors import DataError
 
 LOW, HIGH = 0.5, 99.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fairflare.clinic.anatomy import Head, atlas, patient, smooth_field, soft
+from fairflare.clinic.simulated.anatomy import Head, atlas, patient, smooth_field, soft
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fairflare.clinic import networks, scores
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.clinic.datalist import Item
-from fairflare.clinic.on_disk import ImagesOnDisk
+from fairflare.clinic.kinds.on_disk import ImagesOnDisk
 from fairflare.clinic.partition import dirichlet_with_corrupted, redrawn
-from fairflare.clinic.pictures import Reader
-from fairflare.clinic.quality_tables import SMALLEST_SITE, Table, read_partition, read_table
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
+from fairflare.clinic.readers.quality_tables import SMALLEST_SITE, Table, read_partition, read_table
+from fairflare.clinic.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.contracts import Training
 from fairflare.errors import DataError, MissingData
 from fairflare.seeds import derive

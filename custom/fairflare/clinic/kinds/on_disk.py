@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from fairflare.clinic.base import DATA_FOLDER, Task, TestSet
 from fairflare.clinic.checks import expect
-from fairflare.clinic.datalist import Item
 from fairflare.clinic.images import image_data, test_set
-from fairflare.clinic.pictures import Reader
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import MissingData, UserError
 from fairflare.site_config import SiteConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairflare.clinic.anatomy import smooth_field
+from fairflare.clinic.simulated.anatomy import smooth_field
 from fairflare.seeds import derive
 
 CHANNELS = ("disc", "cup")

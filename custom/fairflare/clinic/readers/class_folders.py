@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.pictures import NATURAL
+from fairflare.clinic.readers.pictures import NATURAL
 from fairflare.errors import DataError
 
 

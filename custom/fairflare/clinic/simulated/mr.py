@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.clinic.anatomy import FIELD_OF_VIEW, Head, patient, smooth_field, soft
+from fairflare.clinic.simulated.anatomy import FIELD_OF_VIEW, Head, patient, smooth_field, soft
 from fairflare.seeds import derive
 
 CHANNELS = ("grey", "white", "ventricles")
