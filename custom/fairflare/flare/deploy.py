@@ -49,7 +49,7 @@ CONNECT = 10.0
 PATIENCE = 120.0
 """Seconds for which a server that was reached once may be away, as while it starts again."""
 LOST = (NoConnection, NoReply, SessionClosed)
-DONE = "FINISHED"
+DONE, RUNNING = "FINISHED", "RUNNING"
 GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
 
@@ -96,8 +96,8 @@ def run_deployed(
         job = server.submit(Path(scratch) / recipe.name)
         watch(f"job {job}: submitted by {user}")
         try:
-            meta = _wait(server, job, deadline, watch)
-        except (RunFailed, KeyboardInterrupt):
+            meta = _wait(server, job, config.federation or job, deadline, watch)
+        except (Late, KeyboardInterrupt):
             watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit}")
             raise
         _fetch(server, job, Path(scratch), folder)
@@ -130,6 +130,10 @@ def _poc_kit() -> Path:
     raise UserError(f"no POC in {workspace}: prepare and start one, name it in NVFLARE_POC_WORKSPACE, or give --kit")
 
 
+class Late(RunFailed):
+    """Nobody waits for the job any longer, and it goes on."""
+
+
 class _Server:
     """A session with the FLARE server that is opened again when it breaks."""
 
@@ -150,6 +154,10 @@ class _Server:
     def connected(self) -> list[str]:
         """Names of the connected clients, sorted."""
         return sorted(client.name for client in self._ask("get_system_info").client_info)
+
+    def began(self) -> str:
+        """When the server was started."""
+        return str(self._ask("get_system_info").server_info.start_time)
 
     def submit(self, job: Path) -> str:
         """The id of the submitted ``job``. Not repeated when the connection breaks: it may have arrived."""
@@ -216,9 +224,9 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
         raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
 
 
-def _wait(server: _Server, job: str, deadline: float, watch: Watch) -> dict[str, Any]:
+def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
     """The job's meta once it is over."""
-    status, told = "", set()
+    status, told, began = "", set(), server.began()
     while True:
         meta = server.meta(job)
         for text in _refusals(meta):
@@ -230,8 +238,12 @@ def _wait(server: _Server, job: str, deadline: float, watch: Watch) -> dict[str,
             watch(f"job {job}: {status}")
         if status.startswith(DONE):
             return meta
+        if status == RUNNING and server.began() != began:
+            # FLARE goes on saying that such a job runs.
+            again = f"the same run with --set federation={federation} continues after its last round"
+            raise RunFailed(f"job {job}: the server has started anew and lost it; {again}")
         if time.monotonic() > deadline:
-            raise RunFailed(f"job {job}: not over in time, but {status}{_scheduling(meta)}")
+            raise Late(f"job {job}: not over in time, but {status}{_scheduling(meta)}")
         time.sleep(POLL)
 
 
