@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What poc.sh and provisioned.sh need beyond FLARE's own commands: free ports, site settings, and nothing left running.
+
+Run as ``python federation.py COMMAND ...``; needs psutil, which comes with FLARE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+GRACE = 10.0
+"""Seconds that a process has to end after being told to."""
+OURS = [
+    "fairflare.flare.controller.FairController",
+    "fairflare.flare.executor.FairExecutor",
+    "fairflare.flare.egress.EgressFilter",
+]
+STORES = {"jobs-storage": "uri_root", "snapshot-storage": "root_dir"}
+
+
+def check_port(port: str) -> None:
+    """Exit with one line when nothing can listen on ``port`` of 127.0.0.1."""
+    with socket.socket() as probe:
+        # As FLARE's server does, so that a port that was in use a moment ago is no reason to refuse.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(port)))
+        except (OSError, OverflowError, ValueError) as error:
+            sys.exit(f"port {port} of 127.0.0.1 cannot be used ({error}): choose another with --port")
+
+
+def allow(local: str) -> None:
+    """Add this package's three classes to a site's allow-list, for jobs that bring no code."""
+    settings = _resources(Path(local))
+    settings["class_allow_list"] = sorted({*settings["class_allow_list"], *OURS})
+    _write(Path(local), settings)
+
+
+def stores(local: str, folder: str) -> None:
+    """Keep the server's jobs and snapshots below ``folder`` and not in /tmp/nvflare."""
+    settings = _resources(Path(local))
+    for text, key in STORES.items():
+        for holder in _holders(settings, key, text):
+            holder[key] = str(Path(folder) / text)
+    _write(Path(local), settings)
+
+
+def _holders(node: object, key: str, text: str) -> list[dict]:
+    """Every object below ``node`` whose ``key`` is a path that ends in ``text``."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    found = [holder for child in children for holder in _holders(child, key, text)]
+    if isinstance(node, dict) and str(node.get(key, "")).endswith(text):
+        found.append(node)
+    return found
+
+
+def _resources(local: Path) -> dict:
+    """What FLARE reads: resources.json, or without it the default that the kit came with."""
+    own = local / "resources.json"
+    return json.loads((own if own.is_file() else local / "resources.json.default").read_text())
+
+
+def _write(local: Path, settings: dict) -> None:
+    (local / "resources.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def stop(kits: str, patience: str = "20") -> None:
+    """End every FLARE process of the kits below ``kits``; those that are shutting down have ``patience`` seconds."""
+    deadline = time.monotonic() + float(patience)
+    while (left := running(kits)) and time.monotonic() < deadline:
+        daemons = [p for p in left if _is_daemon(p)]
+        if len(daemons) == len(left):
+            break  # the services are gone; their daemons would look again after five seconds
+        time.sleep(0.5)
+    # Daemons first: they start again whatever ends without them.
+    for process in sorted(running(kits), key=lambda p: not _is_daemon(p)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(running(kits), timeout=GRACE)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=GRACE)
+    for name in ("pid.fl", "daemon_pid.fl", "shutdown.fl", "restart.fl"):
+        for file in Path(kits).glob(f"**/{name}"):
+            file.unlink()
+    if left := running(kits):
+        sys.exit(f"still running: {', '.join(str(p.pid) for p in left)}")
+
+
+def running(kits: str) -> list[psutil.Process]:
+    """FLARE's processes whose startup kit lies below ``kits``: daemons, services, jobs and consoles."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        flare = any(w.startswith("nvflare.") or w.endswith(("start.sh", "fl_admin.sh")) for w in words)
+        if flare and process.pid != os.getpid() and any(_below(w, kits) for w in words):
+            found.append(process)
+    return found
+
+
+def _below(word: str, kits: str) -> bool:
+    return word.startswith("/") and Path(os.path.normpath(word)).is_relative_to(os.path.normpath(kits))
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(word.endswith("start.sh") for word in process.cmdline())
+    return False
+
+
+def show(kits: str) -> None:
+    """One line per FLARE process of the kits below ``kits``; exits with 1 when there is none."""
+    found = running(kits)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            print(process.pid, " ".join(process.cmdline())[:100])
+    sys.exit(0 if found else 1)
+
+
+if __name__ == "__main__":
+    commands = {"check-port": check_port, "allow": allow, "stores": stores, "stop": stop, "show": show}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A provisioned federation: what every hospital would do on its own machine, done on this one. provisioned.sh --help
+set -euo pipefail
+KIND=provisioned
+PROJECT=project.yml
+DEFAULT_PORT=8102
+SITES="hospital-a hospital-b hospital-c"
+TRIAL="--task support2:dirichlet --sites 3 --set clients=hospital-a,hospital-b,hospital-c"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+set_paths() {
+    KITS="$FOLDER/sites"
+    ADMIN="$KITS/admin@hub.org"
+    LEAD="$KITS/lead@clinic-a.org"
+}
+
+# provisioned/ keeps the root key and stays with the hub; the kits are what the hub hands to each participant.
+prepare_kits() {
+    flare provision -p "$FOLDER/project.yml" -w "$FOLDER/provisioned" --force >/dev/null
+    cp -R "$FOLDER/provisioned/fairflare/prod_00" "$KITS"
+}
+
+start_kits() {
+    local name
+    for name in localhost $SITES; do
+        (cd "$KITS/$name" && ./startup/start.sh >start.log 2>&1 </dev/null)
+    done
+    connected
+}
+
+# True once every site is connected, false after $PATIENCE seconds.
+connected() {
+    local until=$((SECONDS + PATIENCE)) seen name
+    while [ "$SECONDS" -lt "$until" ]; do
+        sleep 1
+        seen="$(flare system status --startup-kit "$ADMIN" 2>/dev/null)" || continue
+        for name in $SITES; do
+            grep -q "^$name " <<<"$seen" || continue 2
+        done
+        return 0
+    done
+    return 1
+}
+
+main "$@"

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real FLARE federation for tests: poc_workspace's scripts, processes that know nothing of this repository."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from fairflare.cli import main
+from fairflare.report.write import verify_run
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "poc_workspace"
+LIMIT = 300
+"""Seconds for one command."""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def bare_python(folder):
+    """A python that has this one's libraries but not this package, as at a hospital: it can only come with a job."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    python = folder / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    libraries = Path(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout.strip())
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (libraries / "libraries.pth").write_text("\n".join(sorted(paths)) + "\n")
+    found = subprocess.run([str(python), "-c", "import fairflare"], cwd=folder, capture_output=True, timeout=60)
+    assert found.returncode, "the package must be installed with pip install -e, so that the sites' python lacks it"
+    return python
+
+
+class Federation:
+    """One federation below ``folder``; ``script`` is poc.sh or provisioned.sh."""
+
+    def __init__(self, script, folder):
+        self.script, self.folder, self.port = SCRIPTS / script, folder, free_port()
+        self.python = bare_python(folder.parent / "python")
+        self.kits = folder / ("poc/fairflare_poc/prod_00" if script == "poc.sh" else "sites")
+        home = folder / "home"
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            "PYTHON": str(self.python),
+            "FAIRFLARE_PYTHON": sys.executable,
+            "FAIRFLARE_WORKSPACE": str(folder),
+            "FAIRFLARE_PORT": str(self.port),
+        }
+        self.cli = {**self.environment, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
+
+    def sh(self, *arguments, check=True):
+        """A subcommand of the script."""
+        return _call([str(self.script), *map(str, arguments)], self.environment, check)
+
+    def nvflare(self, *arguments, kit, check=True):
+        """FLARE's own command line, as the owner of ``kit``; its JSON."""
+        command = [str(self.python), "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
+        done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def fairflare(self, *arguments, check=True):
+        """This package's command line."""
+        return _call([sys.executable, "-m", "fairflare.cli", *map(str, arguments)], self.cli, check)
+
+    @contextlib.contextmanager
+    def start_fairflare(self, *arguments):
+        """This package's command line as a process that is still at work."""
+        command = [sys.executable, "-m", "fairflare.cli", *map(str, arguments)]
+        child = subprocess.Popen(command, env=self.cli, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+
+    def console(self, kit, *lines):
+        """What FLARE's admin console prints when these lines are typed into it."""
+        path = f"{self.python.parent}{os.pathsep}{self.cli['PATH']}"
+        done = subprocess.run(
+            [str(self.kits / kit / "startup" / "fl_admin.sh")], input="\n".join([*lines, "bye", ""]), text=True,
+            env={**self.cli, "PATH": path}, capture_output=True, timeout=LIMIT,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    def finish(self, job, kit):
+        """Wait for ``job`` and return the folder of its run, fetched from the server, and its meta."""
+        self.nvflare("job", "wait", job, "--timeout", LIMIT, kit=kit, check=False)
+        self.nvflare("job", "download", job, "-o", self.folder / "fetched", kit=kit)
+        return self.folder / "fetched" / job / "workspace" / "fairflare", self.meta(job, kit)
+
+    def meta(self, job, kit):
+        """What the server says of a job."""
+        return self.nvflare("job", "meta", job, kit=kit)["data"]
+
+    def running(self):
+        """The federation's processes."""
+        return processes().running(str(self.folder))
+
+
+def processes():
+    """poc_workspace/federation.py as a module."""
+    spec = importlib.util.spec_from_file_location("poc_workspace_federation", SCRIPTS / "federation.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def federation(script, folder, *options):
+    """A started federation; its processes end whatever happens within."""
+    made = Federation(script, folder)
+    try:
+        made.sh("prepare", *options)
+        made.sh("start")
+        yield made
+    finally:
+        made.sh("stop", check=False)
+        for process in made.running():
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_run(folder, model_sha256=None):
+    """A run's folder is whole: its report is there, its chain is, and the model is the expected one."""
+    entries = verify_run(folder)
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert json.loads((folder / "report.json").read_text())["status"] == "completed"
+    assert [e["event"] for e in entries if e["event"] == "round"] and not any(
+        e["rejected"] for e in entries if e["event"] == "round"
+    )
+    assert model_sha256 in (None, entries[-1]["model_sha256"])
+    return entries
+
+
+def in_process(folder, *run):
+    """The model's hash of the same run without FLARE."""
+    try:
+        main(["run", *map(str, run), "--out", str(folder)])
+    except SystemExit as end:
+        assert end.code == 0
+    return check_run(folder)[-1]["model_sha256"]
+
+
+def _call(command, environment, check):
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
+    )
+    assert not check or done.returncode == 0, f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done

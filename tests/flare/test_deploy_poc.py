@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A POC of four sites over mTLS: three ways to submit, the bits of the in-process run, and nothing left running."""
+
+import re
+import socket
+import time
+
+import psutil
+import pytest
+from federation_processes import Federation, check_run, federation, in_process
+
+pytestmark = pytest.mark.deploy
+ADMIN, LEAD = "admin@hub.org", "lead@hub.org"
+SITES = [f"site-{k}" for k in range(1, 5)]
+BRAIN = ["--task", "brain-seg:small", "--sites", "4", "--set", "images=90", "--set", "size=32", "--rounds", "2"]
+TABLE = ["--task", "support2", "--rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory):
+    with federation("poc.sh", tmp_path_factory.mktemp("poc") / "poc") as made:
+        yield made
+
+
+def test_listens_on_this_machine_only(poc):
+    family = poc.running()
+    assert len(family) >= 10, "a server and four sites, each with its daemon"
+    addresses = [c for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert {c.laddr.ip.removeprefix("::ffff:") for c in addresses} == {"127.0.0.1"}
+    assert poc.port in {c.laddr.port for c in addresses}
+    shown = poc.sh("check").stdout
+    assert all(site in shown for site in SITES)
+
+
+def test_fedism_plus_with_one_command(poc, tmp_path):
+    expected = in_process(tmp_path / "local", "fedism-plus", *TABLE)
+    done = poc.fairflare("run", "fedism-plus", *TABLE, "--env", "poc", "--out", tmp_path / "run")
+    assert f"submitted by {ADMIN}" in done.stderr and "FINISHED:COMPLETED" in done.stderr
+    assert "report:" in done.stdout and "Connecting" not in done.stdout
+    entries = check_run(tmp_path / "run", expected)
+    assert entries[0]["sites"] == SITES and entries[0]["method"] == "fedism-plus"
+    again = poc.fairflare("run", "fedism-plus", *TABLE, "--env", "poc", "--out", tmp_path / "run", check=False)
+    assert again.returncode == 2 and "exists" in again.stderr, "no job is submitted for a folder that cannot be used"
+
+
+def test_fedlwr_with_flares_own_command(poc, tmp_path):
+    expected = in_process(tmp_path / "local", "fedlwr", *BRAIN)
+    poc.fairflare("export", "fedlwr", *BRAIN, "--out", tmp_path / "job")
+    job = poc.nvflare("job", "submit", "-j", tmp_path / "job", kit=LEAD)["data"]["job_id"]
+    run, meta = poc.finish(job, LEAD)
+    assert meta["status"] == "FINISHED:COMPLETED"
+    check_run(run, expected)
+
+
+def test_fedufo_through_the_console(poc, tmp_path):
+    table = [*TABLE, "--set", "level=multi"]
+    expected = in_process(tmp_path / "local", "fedufo", *table)
+    poc.fairflare("export", "fedufo", *table, "--out", poc.kits / LEAD / "transfer" / "fedufo")
+    told = poc.console(LEAD, "submit_job fedufo", "list_jobs")
+    job = re.search(r"Submitted job: (\S+)", told)
+    assert job and "fedufo_support2" in told, told
+    run, _ = poc.finish(job[1], LEAD)
+    check_run(run, expected)
+
+
+def test_the_wait_ends_and_the_job_goes_on(poc, tmp_path):
+    run = ["run", "fedavg", "--task", "support2", "--rounds", "500", "--env", "poc", "--kit", poc.kits / LEAD]
+    done = poc.fairflare(*run, "--wait", "4", "--out", tmp_path / "run", check=False)
+    assert done.returncode == 1 and not (tmp_path / "run").exists()
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(r"fairflare: job \S+: not over in time, but (RUNNING|SUBMITTED|DISPATCHED).*", last), (
+        done.stderr
+    )
+    job = re.search(r"nvflare job abort (\S+)", done.stderr)[1]
+    assert poc.meta(job, LEAD)["status"] in ("RUNNING", "SUBMITTED", "DISPATCHED")
+    poc.nvflare("job", "abort", job, "--force", kit=LEAD)
+    poc.nvflare("job", "wait", job, "--timeout", "60", kit=LEAD, check=False)
+    assert poc.meta(job, LEAD)["status"].startswith("FINISHED")
+
+
+def test_a_killed_servers_run_is_continued_by_a_new_job(poc, tmp_path):
+    run = ["fedavg", "--task", "support2", "--rounds", "6"]
+    expected = in_process(tmp_path / "local", *run)
+    where = ["--env", "poc", "--kit", poc.kits / LEAD, "--out", tmp_path / "run"]
+    before = set(poc.kits.glob("localhost/fairflare_state/*"))
+    with poc.start_fairflare("run", *run, *where) as submitter:
+        state = until(lambda: [f for f in set(poc.kits.glob("localhost/fairflare_state/*")) - before if rounds(f)])
+        for process in poc.running():
+            if any("nvflare.private.fed.app.server" in word for word in process.cmdline()):
+                process.kill()
+        said = submitter.communicate(timeout=180)[1]
+    assert submitter.returncode == 1 and not (tmp_path / "run").exists()
+    assert f"the server has started anew and lost it; the same run with --set federation={state[0].name}" in said, said
+    until(lambda: all(f"{site} " in poc.sh("check", check=False).stdout for site in SITES))
+    poc.fairflare("run", *run, *where, "--set", f"federation={state[0].name}")
+    entries = check_run(tmp_path / "run", expected)
+    assert [e["event"] for e in entries].count("resume") == 1 and entries[0]["event"] == "start"
+
+
+def rounds(state):
+    log = state / "audit.jsonl"
+    return log.is_file() and '"event": "round"' in log.read_text()
+
+
+def until(found, seconds=120):
+    """What ``found`` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (what := found()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.5)
+    return what
+
+
+MISTAKES = [
+    (["--env", "poc", "--set", "clients=a,b,c,d"], 2, "connected are site-1, site-2, site-3, site-4"),
+    (["--env", "prod"], 2, "--kit: expected the startup kit"),
+    (["--env", "prod", "--kit", "nowhere"], 2, "--kit nowhere: expected a user's startup kit"),
+    (["--env", "sim", "--kit", "nowhere"], 2, "--kit: expected --env poc or --env prod, got --env sim"),
+]
+
+
+@pytest.mark.parametrize("options, code, text", MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
+def test_mistakes_are_one_line(poc, tmp_path, options, code, text):
+    done = poc.fairflare("run", "fedavg", *TABLE, *options, "--out", tmp_path / "run", check=False)
+    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_busy_port_is_one_line(tmp_path):
+    other = Federation("poc.sh", tmp_path / "other")
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", other.port))
+        busy.listen()
+        done = other.sh("prepare", check=False)
+    assert done.returncode and done.stderr.count("\n") == 1
+    assert f"port {other.port} of 127.0.0.1 cannot be used" in done.stderr and "--port" in done.stderr
+
+
+def test_stop_leaves_nothing_running(poc, tmp_path):
+    """The last test of this file: the federation is gone after it."""
+    assert poc.running()
+    poc.sh("stop")
+    assert not poc.running()
+    run = ["run", "fedavg", *TABLE, "--env", "poc", "--out", tmp_path / "run"]
+    done = poc.fairflare(*run, check=False)
+    assert done.returncode == 1 and "cannot be reached within" in done.stderr and done.stderr.count("\n") == 1

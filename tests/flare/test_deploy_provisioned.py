@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three hospitals with startup kits of their own: both ways for the code to get there, and what is turned away."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from federation_processes import ROOT, check_run, federation, in_process
+
+from own_folder import write_tables
+
+pytestmark = pytest.mark.deploy
+ADMIN, LEAD, LOCAL_IT = "admin@hub.org", "lead@clinic-a.org", "it@clinic-b.org"
+HOSPITALS = ("hospital-a", "hospital-b", "hospital-c")
+SUPPORT2 = ["--task", "support2:dirichlet", "--sites", "3", "--set", f"clients={','.join(HOSPITALS)}", "--rounds", "2"]
+COLUMNS = ("label=outcome", "features=age,score", "attribute_values=sex=f|m", "group_by=label+sex")
+FORGED = Path(__file__).with_name("forged_job.py")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Sites that take code from jobs, each with a table of its own that its local configuration names."""
+    folder = tmp_path_factory.mktemp("provisioned")
+    with federation("provisioned.sh", folder / "hub") as made:
+        made.tables = write_tables(folder / "tables", HOSPITALS)
+        for site in HOSPITALS:
+            text = (ROOT / "poc_workspace" / "local" / "fairflare_site_table.yaml").read_text()
+            text = re.sub("data_root: .*", f"data_root: {made.tables}", text)
+            (local(made, site) / "fairflare_site.yaml").write_text(
+                re.sub("datalist: .*", f"datalist: {site}.csv", text)
+            )
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strict(three):
+    """The same after a restart: every site has the package; hospital-b takes no code, hospital-c no other classes."""
+    three.sh("stop")
+    three.sh("install")
+    for site, name in (("hospital-b", "authorization.json"), ("hospital-c", "resources.json")):
+        (local(three, site) / name).write_text((ROOT / "poc_workspace" / "local" / name).read_text())
+    three.sh("start")
+    return three
+
+
+def local(made, site):
+    return made.kits / site / "local"
+
+
+def prod(made, kit, method, *options, out, check=True):
+    where = ["--env", "prod", "--kit", made.kits / kit, "--out", out]
+    return made.fairflare("run", method, *options, *where, check=check)
+
+
+def last_line(done):
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_job_that_brings_its_code_and_finds_each_hospitals_data(three, tmp_path):
+    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2"]
+    own += [part for pair in COLUMNS for part in ("--set", pair)]
+    expected = in_process(tmp_path / "local", "fedufo", *own)
+    prod(three, LEAD, "fedufo", *own, out=tmp_path / "run")
+    entries = check_run(tmp_path / "run", expected)
+    assert entries[0]["sites"] == list(HOSPITALS)
+    for file in (p for p in (tmp_path / "run").iterdir() if p.suffix in (".json", ".jsonl", ".html", ".txt")):
+        assert str(three.tables) not in file.read_text(), (
+            f"{file.name}: a hospital's path left it, or came with the job"
+        )
+
+
+def test_who_may_not_submit_is_told_so(three, tmp_path):
+    done = prod(three, LOCAL_IT, "fedavg", *SUPPORT2, out=tmp_path / "run", check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "the server refuses the job: user 'it@clinic-b.org' is not authorized for 'submit_job'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_job_without_code_needs_sites_that_list_its_classes(three, tmp_path):
+    done = prod(three, LEAD, "fedavg", *SUPPORT2, "--preinstalled", out=tmp_path / "run", check=False)
+    assert done.returncode == 1
+    assert "'fairflare.flare.controller.FairController'" in last_line(done)
+    assert "not in allow_list" in last_line(done)
+
+
+@pytest.mark.parametrize(
+    "how, reason", [("unsigned", "unsigned job rejected"), ("changed", "does not pass signature verification")]
+)
+def test_a_forged_job_does_not_run(three, tmp_path, how, reason):
+    three.fairflare("export", "fedavg", *SUPPORT2, "--out", tmp_path / "job")
+    command = [str(three.python), str(FORGED), LEAD, str(three.kits / LEAD), str(tmp_path / "job"), how]
+    done = subprocess.run(command, env=three.cli, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[-1]
+    three.nvflare("job", "wait", job, "--timeout", "60", kit=LEAD, check=False)
+    meta = three.meta(job, LEAD)
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
+    assert any(reason in text for text in meta["job_deploy_detail"]), meta["job_deploy_detail"]
+    assert not [site for site in HOSPITALS if (three.kits / site / job).exists()], "it never reached a hospital"
+
+
+def test_an_export_without_code_is_the_other_one_but_for_it(three, tmp_path):
+    for name, options in (("with", ()), ("without", ("--preinstalled",))):
+        three.fairflare("export", "fedlwr", *SUPPORT2, "--out", tmp_path / name, *options)
+    found = {n: {p.relative_to(tmp_path / n) for p in (tmp_path / n).rglob("*")} for n in ("with", "without")}
+    assert {p for p in found["with"] if "custom" not in p.parts} == found["without"]
+    for file in ("meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json"):
+        assert (tmp_path / "with" / file).read_text() == (tmp_path / "without" / file).read_text()
+    code = ["--code", Path(__file__).with_name("tiny_net.py"), "--out", tmp_path / "own"]
+    done = three.fairflare("export", "fedlwr", *SUPPORT2, *code, "--preinstalled", check=False)
+    assert done.returncode == 2 and "would have to carry tiny_net.py" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_site_that_takes_no_code_refuses_a_job_that_brings_some(strict, tmp_path):
+    all_three = [*SUPPORT2, "--set", "min_sites=3"]
+    done = prod(strict, LEAD, "fedavg", *all_three, out=tmp_path / "run", check=False)
+    assert done.returncode == 1 and not (tmp_path / "run").exists()
+    assert "hospital-b: BYOC not permitted" in last_line(done)
+
+
+def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
+    expected = in_process(tmp_path / "local", "fedlwr", *SUPPORT2)
+    strict.fairflare("export", "fedlwr", *SUPPORT2, "--preinstalled", "--out", tmp_path / "job")
+    assert not (tmp_path / "job" / "app" / "custom").exists()
+    told = strict.sh("submit", tmp_path / "job").stdout
+    job = re.search(r"submitted: (\S+)", told)[1]
+    strict.sh("wait")
+    strict.sh("download")
+    told = strict.sh("report").stdout
+    assert "verified:" in told and "report.html" in told
+    assert strict.meta(job, LEAD)["status"] == "FINISHED:COMPLETED"
+    run = strict.folder / "results" / job / "workspace" / "fairflare"
+    entries = check_run(run, expected)
+    assert entries[0]["sites"] == list(HOSPITALS)
+    settings = json.loads((local(strict, "hospital-b") / "resources.json").read_text())
+    assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]
+
+
+def test_stop_leaves_nothing_running(three):
+    """The last test of this file: the federation is gone after it."""
+    assert three.running()
+    three.sh("stop")
+    assert not three.running()
