@@ -42,7 +42,10 @@ def memory_file(federation: str, fl_ctx: FLContext) -> Path:
 
 def vouch_for_code(fl_ctx: FLContext) -> None:
     """Let a configuration name what lies in the job's ``app/custom`` or in the site's own ``local/custom``."""
-    workspace = fl_ctx.get_engine().get_workspace()
+    engine = fl_ctx.get_engine()
+    if engine is None:  # outside a job nothing is vouched for
+        return
+    workspace = engine.get_workspace()
     vouch([Path(workspace.get_app_custom_dir(fl_ctx.get_job_id())), Path(workspace.get_site_custom_dir())])
 
 
