@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three hospitals with startup kits of their own: both ways for the code to get there, and what is turned away."""
 
+import importlib
 import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from federation_processes import ROOT, check_run, federation, in_process
+from federation_processes import ROOT, check_run, federation, in_process, processes
 
+from fairflare.site_config import read_site_config
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -137,6 +139,20 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     assert entries[0]["sites"] == list(HOSPITALS)
     settings = json.loads((local(strict, "hospital-b") / "resources.json").read_text())
     assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]
+
+
+def test_the_sample_settings_name_what_there_is():
+    samples = ROOT / "poc_workspace" / "local"
+    allowed = set(json.loads((samples / "resources.json").read_text())["class_allow_list"])
+    assert allowed < set(processes().OURS)
+    for path in processes().OURS:
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
+    for name in ("fairflare_site.yaml", "fairflare_site_table.yaml"):
+        assert read_site_config(samples / name).min_count == 10
+    roles = json.loads((samples / "authorization.json").read_text())["permissions"]
+    assert {role: rights.get("byoc", "none") for role, rights in roles.items()} == dict.fromkeys(roles, "none")
+    assert json.loads((samples / "privacy.json").read_text())["default_scope"] == "clipped"
 
 
 def test_stop_leaves_nothing_running(three):

@@ -226,13 +226,13 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
 
 def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
     """The job's meta once it is over."""
-    status, told, began = "", set(), server.began()
+    status, told, began = "", [], server.began()
     while True:
         meta = server.meta(job)
-        for text in _refusals(meta):
+        for text in _waits(meta) + _refusals(meta):
             if text not in told:
+                told.append(text)
                 watch(f"job {job}: {text}")
-                told.add(text)
         if meta.get("status") != status:
             status = str(meta.get("status"))
             watch(f"job {job}: {status}")
@@ -243,7 +243,7 @@ def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Wa
             again = f"the same run with --set federation={federation} continues after its last round"
             raise RunFailed(f"job {job}: the server has started anew and lost it; {again}")
         if time.monotonic() > deadline:
-            raise Late(f"job {job}: not over in time, but {status}{_scheduling(meta)}")
+            raise Late(f"job {job}: not over in time, but {'; '.join([status, *_waits(meta)[-1:]])}")
         time.sleep(POLL)
 
 
@@ -258,10 +258,9 @@ def _fetch(server: _Server, job: str, scratch: Path, folder: Path) -> None:
 
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
-    refused = _refusals(meta)
-    told = _last_entry(folder).get("reason") or "; ".join(refused) or _last_error(folder / LOG) or "no reason given"
-    hint = f"; {ABORTED}" if told.endswith("the job was aborted") else ""
-    return f"{meta.get('status')}: {told}{hint}{_scheduling(meta) if not refused else ''}"
+    told = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
+    told = told or "".join(_waits(meta)[-1:]) or "no reason given"
+    return f"{meta.get('status')}: {told}" + (f"; {ABORTED}" if told.endswith("the job was aborted") else "")
 
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
@@ -270,10 +269,10 @@ def _refusals(meta: Mapping[str, Any]) -> list[str]:
     return [text for text in said if not text.endswith(": OK")]
 
 
-def _scheduling(meta: Mapping[str, Any]) -> str:
-    """Why the scheduler has not started the job, where it has said so."""
-    history = [str(text) for text in meta.get("schedule_history") or () if not str(text).endswith("scheduled")]
-    return f" ({history[-1]})" if history else ""
+def _waits(meta: Mapping[str, Any]) -> list[str]:
+    """Why the scheduler did not start the job, oldest first: "2026-11-21 18:35:15: not enough sites ..."."""
+    said = [str(text).partition(": ")[2] for text in meta.get("schedule_history") or ()]
+    return [text for text in said if text != "scheduled"]
 
 
 def _last_error(log: Path) -> str:
