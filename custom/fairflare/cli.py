@@ -183,11 +183,9 @@ def export(
 ) -> None:
     """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
     from fairflare import console
-    from fairflare.deployment import export_preinstalled
     from fairflare.runs import export_job
 
-    write = export_preinstalled if preinstalled else export_job
-    write(config, out, name=name, simulation=simulation, force=force)
+    export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a federation that is up, as the command line makes them, and jobs for sites that have this package."""
+"""Runs on a federation that is up, as the command line makes them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from fairflare.config import RunConfig, part
 from fairflare.contracts import Training
 from fairflare.errors import RunFailed
 from fairflare.report.write import REPORT, verify_run
-from fairflare.runs import export_job, fresh_folder
+from fairflare.runs import fresh_folder
 
 
 def execute_deployed(
@@ -60,13 +59,3 @@ def execute_deployed(
 def _tell(text: str) -> None:
     """A remark in one line, however long: it may hold a command."""
     console.err.print(escape(text), soft_wrap=True)
-
-
-def export_preinstalled(config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool) -> None:
-    """Write the job folder ``out`` of a job that brings no code, for sites that have this package."""
-    from fairflare.flare.recipe import FairRecipe
-
-    with console.quiet_flare():
-        FairRecipe(config, preinstalled=True)  # refuses what only a job with code can carry
-    export_job(config, out, name=name, simulation=simulation, force=force)
-    shutil.rmtree(out / "app" / "custom")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fairflare.errors import UserError
+from fairflare.findings import Finding
 
 Precision = Literal["auto", "float32", "bfloat16"]
 LEAST = 2
@@ -108,6 +109,16 @@ class Execution:
         if self.precision == "auto":
             return self.on_gpu and torch.cuda.is_bf16_supported()
         return self.precision == "bfloat16"
+
+
+def memory_findings(
+    execution: Execution, network: nn.Module, batch: Any, objective: Callable[[Tensor, Tensor], Tensor]
+) -> list[Finding]:
+    """A warning where one training pass over ``batch`` does not fit into the GPU; without a GPU nothing is tried."""
+    if not execution.on_gpu or execution.fits(network, batch.inputs, lambda out, rows: objective(out, batch.targets)):
+        return []
+    n = len(batch.targets)
+    return [Finding("warning", "gpu_memory", "train", n, f"a batch of {n} does not fit; it is trained on in parts")]
 
 
 def default_device(gpu: int | None = None) -> torch.device:

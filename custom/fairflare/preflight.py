@@ -12,7 +12,7 @@ from fairflare.clinic.base import Task
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.tensors import TensorData
 from fairflare.errors import UserError
-from fairflare.execution import Execution, default_device
+from fairflare.execution import Execution, default_device, memory_findings
 from fairflare.findings import Finding
 from fairflare.site_config import SiteConfig, read_site_config
 
@@ -54,7 +54,4 @@ def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> l
     execution.place(network)
     batch = next(iter(data.on(execution.device).training(batch_size, 0)))
     objective = task.objective(data.class_counts.to(execution.device), 0.0)
-    if execution.fits(network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets)):
-        return []
-    text = f"a batch of {batch_size} does not fit; it is trained on in parts"
-    return [Finding("warning", "gpu_memory", "train", batch_size, text)]
+    return memory_findings(execution, network, batch, objective)

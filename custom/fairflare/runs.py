@@ -121,7 +121,9 @@ def compare_all(
     return comparison
 
 
-def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool) -> None:
+def export_job(
+    config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
+) -> None:
     """Write the FLARE job folder ``out``; it appears whole or not at all."""
     from fairflare.flare.recipe import FairRecipe, job_name
 
@@ -130,7 +132,7 @@ def export_job(config: RunConfig, out: Path, *, name: str | None, simulation: bo
     name = name or job_name(config)
     with tempfile.TemporaryDirectory(prefix=".fairflare_export.", dir=out.parent) as scratch:
         with console.quiet_flare():
-            FairRecipe(config, name=name, simulation=simulation).export(scratch)
+            FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(scratch)
         if out.exists():
             shutil.rmtree(out)
         os.replace(Path(scratch) / name, out)

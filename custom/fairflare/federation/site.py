@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.contracts import Batch, LocalWork, SiteData, SplitName, StateDict, Training
-from fairflare.execution import Execution
+from fairflare.execution import Execution, memory_findings
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.findings import Finding, packed
@@ -129,10 +129,10 @@ class Site:
         """Look at the data, and on a GPU whether a batch fits."""
         self._find_data()
         found = list(self._findings)
-        if self.data is not None and self.execution.on_gpu and not self._batch_fits():
-            text = f"a batch of {self.training.batch_size} does not fit; it is trained on in parts"
-            found.append(Finding("warning", "gpu_memory", "train", self.training.batch_size, text))
-            self.tell(found[-1])
+        if self.data is not None and self.execution.on_gpu:
+            for finding in self._memory_findings():
+                found.append(finding)
+                self.tell(finding)
         return Answer(
             site=self.name,
             round=instruction.round.number,
@@ -140,10 +140,10 @@ class Site:
             metrics={"findings": packed(found), "versions": all_versions()},
         )
 
-    def _batch_fits(self) -> bool:
+    def _memory_findings(self) -> list[Finding]:
         batch = next(iter(self.data.training(self.training.batch_size, 0))).to(self.execution.device)
         objective = self.objective(self.data.class_counts.to(self.execution.device), self.training.logit_tau)
-        return self.execution.fits(self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets))
+        return memory_findings(self.execution, self.network, batch, objective)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
         self.network.load_state_dict(instruction.model)

@@ -68,11 +68,11 @@ class EgressFilter(DXOFilter):
         model = FLModelUtils.from_shareable(shareable)
         if model.params is not None and model.params_type != ParamsType.DIFF:
             raise EgressRefused("weights that are not differences")
-        vouch_for_code(fl_ctx)
-        self._check(task, model)
+        self._check(task, model, fl_ctx)
 
-    def _check(self, task: str, model: FLModel) -> None:
+    def _check(self, task: str, model: FLModel, fl_ctx: FLContext) -> None:
         if self._egress is None:
+            vouch_for_code(fl_ctx)
             self._egress = allowed(build_parts(RunConfig.from_json(self.config), at_site=True))
         metrics = model.metrics or {}
         self._egress.check(
