@@ -17,8 +17,19 @@ from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
 
 FORMAT = 1
-RUN_KEYS = ("trainer", "min_sites", "threads", "group_by", "min_count", "leave_out", "clients", "federation")
-
+RUN_KEYS = (
+    "trainer",
+    "min_sites",
+    "threads",
+    "group_by",
+    "min_count",
+    "leave_out",
+    "clients",
+    "federation",
+    "task_timeout",
+)
+NO_CHOICES = ("federation", "task_timeout")
+"""Keys that may differ between a job and the one that continues it."""
 
 FEDERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """What a federation's id may look like; it names a folder."""
@@ -45,6 +56,8 @@ class RunConfig:
         leave_out: a site that trains nothing and is only evaluated; empty: none.
         clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
         federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
+        task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
+            waited for until it answers again.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
@@ -63,6 +76,7 @@ class RunConfig:
     leave_out: str = ""
     clients: list[str] = dataclasses.field(default_factory=list)
     federation: str = ""
+    task_timeout: int = 3600
     code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,8 +94,8 @@ class RunConfig:
             raise UserError(f"config: expected a value for {missing.args[0]!r}, got none") from None
 
     def sha256(self) -> str:
-        """Hash of the canonical JSON, but for the federation's id: a job that continues is the same run."""
-        choices = {key: value for key, value in self.to_json().items() if key != "federation"}
+        """Hash of the canonical JSON, but for what a job that continues the run may have otherwise."""
+        choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
@@ -174,6 +188,7 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
         "leave_out": leave_out,
         "clients": clients,
         "federation": federation,
+        "task_timeout": _whole("task_timeout", values.get("task_timeout", 3600), 1),
     }
 
 

@@ -41,14 +41,12 @@ class FairController(ModelController):
     def __init__(
         self,
         config: dict[str, Any],
-        task_timeout: int = 3600,
         task_check_period: float = 0.5,
         env: str = "flare",
     ) -> None:
         """
         Args:
             config: a ``RunConfig`` as JSON.
-            task_timeout: seconds that sites have for one task; a site that takes longer is left out of that round.
             task_check_period: seconds between two looks at FLARE's tasks.
             env: named in the report, e.g. "sim".
         """
@@ -56,7 +54,6 @@ class FairController(ModelController):
         # one send per group of sites.
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)
         self.config = config
-        self.task_timeout = task_timeout
         self.task_check_period = task_check_period
         self.env = env
         self._inbox: list[Answer] = []
@@ -101,7 +98,7 @@ class FairController(ModelController):
                 data=instruction_to_model(instruction),
                 task_name=instruction.task,
                 targets=targets,
-                timeout=self.task_timeout,
+                timeout=int(self.config["task_timeout"]),
                 blocking=False,
                 callback=self._receive,
             )

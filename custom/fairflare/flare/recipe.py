@@ -41,7 +41,6 @@ class FairRecipe(Recipe):
         *,
         name: str | None = None,
         simulation: bool = True,
-        task_timeout: int = 3600,
         preinstalled: bool = False,
     ) -> None:
         """
@@ -49,7 +48,6 @@ class FairRecipe(Recipe):
             config: what to run, from ``make_config``.
             name: the job's name; made of method and task when None.
             simulation: True polls every 0.02 s; False leaves FLARE's production intervals.
-            task_timeout: seconds that a site has for one task.
             preinstalled: True makes a job without code, for sites that have this package and take no code from jobs.
 
         Raises:
@@ -57,9 +55,8 @@ class FairRecipe(Recipe):
         """
         if preinstalled and (own := [*user_code.code_files(), *registry.plugin_files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
-        self.config, self.simulation, self.task_timeout = config, simulation, task_timeout
-        self.preinstalled = preinstalled
-        super().__init__(_make_job(config, name or job_name(config), simulation, task_timeout))
+        self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
+        super().__init__(_make_job(config, name or job_name(config), simulation))
         if preinstalled:
             self._job.set_app_packages([PACKAGE])  # FLARE copies no file of these
         self._staging: tempfile.TemporaryDirectory | None = None
@@ -101,15 +98,15 @@ def stage_package(folder: Path) -> Path:
     return target
 
 
-def _make_job(config: RunConfig, name: str, simulation: bool, task_timeout: int) -> FedJob:
+def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
     job = FedJob(name=name, min_clients=config.min_sites)
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)
     env, period = ("sim", SHORT) if simulation else ("flare", 0.5)
-    controller = FairController(content, task_timeout=task_timeout, task_check_period=period, env=env)
+    controller = FairController(content, task_check_period=period, env=env)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.
-    controller._always_serialize_args = ["task_timeout", "task_check_period", "env"]
+    controller._always_serialize_args = ["task_check_period", "env"]
     job.to_server(controller)
     for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=TASKS)
