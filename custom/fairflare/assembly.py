@@ -31,11 +31,15 @@ from fairflare.federation.loop import AUDIT, Federation, Observer
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
+from fairflare.federation.site_sums import SiteSums
 from fairflare.federation.state import save_json
+from fairflare.federation.sums import ServerSums
 from fairflare.findings import Finding
+from fairflare.privacy.ckks import new_contexts
 from fairflare.privacy.egress import Egress
+from fairflare.privacy.schemes import LARGEST, NONE, Credentials, server_half, site_scheme
 from fairflare.probes.base import Probe
-from fairflare.rules.base import Rule
+from fairflare.rules.base import Rule, SiteWeighted
 from fairflare.seeds import derive, seed_everything
 from fairflare.site_config import find_site_config, stricter
 from fairflare.versions import versions
@@ -104,6 +108,7 @@ def build_federation(
     folder: Path,
     env: str,
     observers: Sequence[Observer] = (),
+    credentials: Credentials | None = None,
 ) -> Federation:
     """The server's side, writing to ``folder``, where ``config.json`` is put first."""
     method = registry.get_method(config.method)
@@ -122,14 +127,20 @@ def build_federation(
         "config_sha256": config.sha256(),
         "versions": versions(),
     }
+    secret = config.secure_sum != NONE
+    rule = SiteWeighted() if secret else parts.rule
     gate = Gate(
         trainable=parts.trainable,
-        scalars=parts.scalars(anchored=False),
-        wanted=parts.rule.wanted,
+        scalars=() if secret else parts.scalars(anchored=False),
+        wanted=rule.wanted,
         anchored=parts.scalars(anchored=True),
     )
+    sums = None
+    if secret:
+        sums = ServerSums(*server_half(config.secure_sum, config.sha256(), credentials or Credentials()))
     return Federation(
-        rule=parts.rule,
+        rule=rule,
+        sums=sums,
         gate=gate,
         transport=transport,
         rounds=config.training["rounds"],
@@ -149,13 +160,15 @@ def _is_of_another(folder: Path, config: RunConfig) -> bool:
     return bool(begun) and begun.get("config_sha256") != config.sha256()
 
 
-def allowed(parts: Parts) -> Egress:
+def allowed(parts: Parts, secure_sum: str) -> Egress:
     """What may leave a site in this run."""
+    secret = secure_sum != NONE
     return Egress(
         model=parts.model,
-        scalars=parts.scalars(anchored=False) + parts.scalars(anchored=True),
+        scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
         metrics=frozenset((*parts.task.metrics, "loss", "train_loss")),
         groups=parts.grouping.names,
+        sealed=LARGEST[secure_sum] * parts.rule.n_terms if secret else 0,
     )
 
 
@@ -190,6 +203,7 @@ def build_site(
     memory: Path | None = None,
     local: Path | None = None,
     tell: Callable[[Finding], None] = lambda finding: None,
+    credentials: Credentials | None = None,
 ) -> Site:
     """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
@@ -200,6 +214,7 @@ def build_site(
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
         tell: called with what preflight finds at the site.
+        credentials: what the site has been given for secure sums; nothing by default.
     """
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
@@ -214,6 +229,10 @@ def build_site(
         found, data = preflight(parts.task, known.get(name, name), own, parts.grouping, min_count)
         return found, data.on(execution.device) if data is not None else None
 
+    kept, sums = SiteMemory(memory), None
+    if config.secure_sum != NONE:
+        scheme = site_scheme(config.secure_sum, name, config.sha256(), credentials or Credentials())
+        sums = SiteSums(parts.rule, scheme, kept)
     return Site(
         name=name,
         data=None,
@@ -227,10 +246,11 @@ def build_site(
         objective=parts.task.objective,
         groups=parts.grouping.names,
         min_count=min_count,
-        memory=SiteMemory(memory),
-        egress=allowed(parts),
+        memory=kept,
+        egress=allowed(parts, config.secure_sum),
         look=look,
         tell=tell,
+        sums=sums,
     )
 
 
@@ -265,14 +285,24 @@ def run_local(
     """
     parts = parts or build_parts(config)
     initial = parts.model
+    at_site, at_server = _credentials(config)
     sites = {}
     for name in site_of_client(config, parts.task):
-        site = build_site(config, parts, name, memory=folder / SITES / f"{name}.pt", tell=partial(tell, name))
+        own = folder / SITES / f"{name}.pt"
+        site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=at_site)
         site.look = partial(_announced, site.look, partial(on_site, name))
         sites[name] = site
-    final = build_federation(config, parts, InProcess(sites), folder, "local", observers).run(initial)
+    final = build_federation(config, parts, InProcess(sites), folder, "local", observers, at_server).run(initial)
     shutil.rmtree(folder / SITES, ignore_errors=True)  # nothing is left to continue
     return final
+
+
+def _credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
+    """The sites' and the server's for a run of this process."""
+    if config.secure_sum != "ckks":
+        return Credentials(), Credentials()
+    at_site, at_server = new_contexts()
+    return Credentials(ckks=lambda: at_site), Credentials(ckks=lambda: at_server)
 
 
 def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:

@@ -15,6 +15,9 @@ from fairflare.clinic import tasks
 from fairflare.clinic.base import Task
 from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
+from fairflare.privacy.schemes import NONE, check_scheme
+from fairflare.privacy.sums import LEAST
+from fairflare.rules.base import SummedRule
 
 FORMAT = 1
 RUN_KEYS = (
@@ -27,6 +30,7 @@ RUN_KEYS = (
     "clients",
     "federation",
     "task_timeout",
+    "secure_sum",
 )
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
@@ -58,6 +62,8 @@ class RunConfig:
         federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
+        secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
+            see ``privacy.sums``.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
@@ -77,6 +83,7 @@ class RunConfig:
     clients: list[str] = dataclasses.field(default_factory=list)
     federation: str = ""
     task_timeout: int = 3600
+    secure_sum: str = "none"
     code: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -147,7 +154,10 @@ def make_config(
     offer = built.offer(built.grouping(choices["group_by"]))
     base = dataclasses.asdict(task_class.presets[preset].training)
     training = _filled(Training, base | _among(Training, chosen) | _among(Training, values))
-    _refuse_what_is_missing(method, [part(cls, settings) for cls in parts], training, offer)
+    made = [part(cls, settings) for cls in parts]
+    _refuse_what_is_missing(method, made, training, offer)
+    if choices["secure_sum"] != NONE:
+        choices["min_sites"] = _enough_for_sums(method, made[0], choices, values, len(built.sites()))
     return RunConfig(
         method=method,
         trainer=trainer_id,
@@ -188,8 +198,25 @@ def _run_choices(name: str, built: Task, values: Mapping[str, Any]) -> dict[str,
         "leave_out": leave_out,
         "clients": clients,
         "federation": federation,
+        "secure_sum": str(values.get("secure_sum", NONE)),
         "task_timeout": _whole("task_timeout", values.get("task_timeout", 3600), 1),
     }
+
+
+def _enough_for_sums(
+    method: str, rule: Any, choices: Mapping[str, Any], values: Mapping[str, Any], n_sites: int
+) -> int:
+    """``min_sites`` of a run with secure sums; raises UserError where there can be none."""
+    check_scheme(choices["secure_sum"])
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {method} weighs by more than sums over the sites")
+    if reason := rule.unsummable():
+        raise UserError(f"secure_sum: {reason}")
+    if n_sites - bool(choices["leave_out"]) < LEAST:
+        raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
+    if "min_sites" in values and choices["min_sites"] < LEAST:
+        raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {choices['min_sites']}")
+    return max(choices["min_sites"], LEAST)
 
 
 def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:

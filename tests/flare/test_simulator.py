@@ -33,11 +33,13 @@ def model_of(folder):
     return torch.load(folder / "model.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedism-plus"])
-def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method):
+@pytest.mark.parametrize(
+    "method, chosen", [("fedavg", []), ("fedism-plus", []), ("fedism-plus", ["--set", "secure_sum=masks"])], ids=str
+)
+def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
     hashes = {}
     for name, env in (("first", "local"), ("second", "local"), ("flare", "sim")):
-        done = fairflare("run", method, *TASK, "--rounds", 2, "--env", env, "--out", tmp_path / name)
+        done = fairflare("run", method, *TASK, *chosen, "--rounds", 2, "--env", env, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr + done.stdout
         hashes[name] = model_hash(model_of(tmp_path / name))
     assert len(set(hashes.values())) == 1, hashes
@@ -48,6 +50,17 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method):
     assert fairflare("verify", tmp_path / "flare").returncode == 0
     names = {p.name for p in (tmp_path / "flare").iterdir()}
     assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
+
+
+def test_encrypted_sums_over_flare(tmp_path):
+    pytest.importorskip("tenseal", reason="the extra he is not installed")
+    for name, env in (("local", "local"), ("flare", "sim")):
+        run = ["run", "fedism-plus", *TASK, "--set", "secure_sum=ckks", "--rounds", 2, "--env", env]
+        done = fairflare(*run, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr + done.stdout
+    local, flare = (model_of(tmp_path / name) for name in ("local", "flare"))
+    assert all(torch.allclose(local[key], flare[key], rtol=0, atol=1e-6) for key in local)
+    assert not (tmp_path / "flare" / "he").exists(), "the key of the run stays with it"
 
 
 def test_a_site_that_raises_is_left_out_and_its_words_stay_there(tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may leave a site: group counts with complementary suppression, and the allow-list, which fails closed."""
 
+import dataclasses
 import itertools
 import math
 
@@ -62,6 +63,7 @@ TRAIN = {
     "scalars": {"loss": 1.0},
     "metrics": {"auc": 0.5, "train_loss": 0.1},
     "seconds": {"train": 2.0},
+    "sealed": {},
 }
 EVALUATE = {
     "update": None,
@@ -74,15 +76,25 @@ EVALUATE = {
         "groups": {"test": {"a": {"n": 12.0, "value": 0.5}}, "val": {}},
     },
     "seconds": {},
+    "sealed": {},
 }
-COMPARE = {"update": None, "n_examples": None, "scalars": {"loss": 1.0}, "metrics": {}, "seconds": {"compare": 1.0}}
+COMPARE = {
+    "update": None,
+    "n_examples": None,
+    "scalars": {"loss": 1.0},
+    "metrics": {},
+    "seconds": {"compare": 1.0},
+    "sealed": {},
+}
+EMPTY = {**COMPARE, "scalars": {}, "seconds": {}}
+SECRET = dataclasses.replace(EGRESS, scalars=(), sealed=816)
 
 
 def test_what_is_agreed_on_passes():
     EGRESS.check("train", **TRAIN)
     EGRESS.check("evaluate", **EVALUATE)
     EGRESS.check("compare", **COMPARE)
-    EGRESS.check("preflight", update=None, n_examples=5, scalars={}, metrics={}, seconds={})
+    EGRESS.check("preflight", **{**EMPTY, "n_examples": 5})
     EGRESS.check("train", **{**TRAIN, "update": {"w": torch.ones(2, 3).numpy()}})
 
 
@@ -144,3 +156,34 @@ def test_broken_weights_are_refused(value):
 )
 def test_neither_site_nor_job_can_be_laxer_than_the_other(own, job, expected):
     assert stricter(own, job) == expected
+
+
+def test_with_secure_sums_sealed_numbers_leave_and_plain_ones_do_not():
+    key = {"key": "0f" * 32, "certificate": "-----BEGIN CERTIFICATE-----\nAb+/=\n", "signature": "Ab=="}
+    SECRET.check("preflight", **{**EMPTY, "sealed": key})
+    SECRET.check("train", **{**EMPTY, "n_examples": 30})
+    SECRET.check("sum", **{**EMPTY, "sealed": {"sum": bytes(816)}})
+    SECRET.check("weigh", **{**TRAIN, "scalars": {}})
+
+
+@pytest.mark.parametrize(
+    "egress, task, answer",
+    [
+        (SECRET, "train", {**TRAIN, "scalars": {}}),
+        (SECRET, "weigh", TRAIN),
+        (SECRET, "weigh", {**TRAIN, "scalars": {}, "sealed": {"sum": bytes(816)}}),
+        (SECRET, "sum", {**EMPTY, "sealed": {"sum": bytes(817)}}),
+        (SECRET, "sum", {**EMPTY, "sealed": {"sum": "text"}}),
+        (SECRET, "sum", {**EMPTY, "sealed": {"name": "Doe"}}),
+        (SECRET, "sum", {**EMPTY, "metrics": {"auc": 0.5}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"key": "patient: 17"}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"key": "a" * 20_000}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"sum": bytes(816)}}),
+        (EGRESS, "sum", {**EMPTY, "sealed": {"sum": b"1"}}),
+        (EGRESS, "preflight", {**EMPTY, "sealed": {"key": "0f" * 32}}),
+    ],
+    ids=str,
+)
+def test_what_is_sealed_is_checked(egress, task, answer):
+    with pytest.raises(EgressRefused):
+        egress.check(task, **answer)

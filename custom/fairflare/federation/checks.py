@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -57,6 +57,12 @@ def first_good(
 def left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list[Rejection]:
     """The rejections of sites of which nothing was accepted, sorted by site."""
     return [refused[site] for site in sorted(refused) if site not in found]
+
+
+def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
+    """The rejections of sites that were asked and of which nothing came back."""
+    heard = {a.site for a in answers}
+    return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
 
 def check_tag(answer: Answer, round: int | None) -> None:

@@ -16,11 +16,12 @@ from fairflare.contracts import Reply, Round, StateDict
 from fairflare.errors import RunFailed, UserError
 from fairflare.federation.attendance import Attendance
 from fairflare.federation.audit import AuditLog, model_hash
-from fairflare.federation.checks import Rejection, checked_metrics
+from fairflare.federation.checks import Rejection, checked_metrics, silent
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation
 from fairflare.federation.messages import Answer, Instruction, Transport
 from fairflare.federation.preflight import inspect_preflight, refusal
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
+from fairflare.federation.sums import ServerSums
 from fairflare.rules.base import Outcome, Rule
 from fairflare.versions import all_versions
 
@@ -55,6 +56,7 @@ class Federation:
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: test set -> metrics of a model on the task's shared test sets, asked for after each of the last five
             rounds (the FedISM+ tables are means over these).
+        sums: adds what sites seal, where the rule is a ``SiteWeighted``; None: sites say their numbers.
     """
 
     rule: Rule
@@ -68,6 +70,7 @@ class Federation:
     groups: tuple[str, ...] = ()
     leave_out: str = ""
     score: Callable[[StateDict], dict[str, Any]] = lambda model: {}
+    sums: ServerSums | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -114,7 +117,7 @@ class Federation:
         asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
         answers = list(self.transport.exchange(asked))
         statements, rejections = inspect_preflight(answers, all_versions())
-        rejections += _silent(asked, answers)
+        rejections += silent(asked, answers) + (self.sums.learn(answers) if self.sums else [])
         told = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
         standing = dataclasses.replace(standing, declared={**told, **standing.declared})  # the first word counts
         found = {site: statement.to_json() for site, statement in statements.items()}
@@ -171,7 +174,12 @@ class Federation:
         knocking = {site: Instruction("preflight", round, {}) for site in away}
         heard = list(self.transport.exchange(instructions | knocking))
         answers = [answer for answer in heard if answer.site in instructions]
-        return answers, self._attendance.note(round.number, present, heard)
+        missing = self._attendance.note(round.number, present, heard)
+        if self.sums is None:
+            return answers, missing
+        self.sums.learn([answer for answer in heard if answer.site in knocking])
+        weighted, refused = self.sums.weighted(self.transport, answers, round, standing.declared)
+        return weighted, missing + refused
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
@@ -193,7 +201,7 @@ class Federation:
             for reply in replies
             if reply.site in found
         ]
-        return complete, answers, refused + _silent(asked, answers)
+        return complete, answers, refused + silent(asked, answers)
 
     def _evaluate(self, model: StateDict) -> None:
         """Ask every site how the final model does on its own validation and test splits."""
@@ -201,7 +209,7 @@ class Federation:
         asked = {site: Instruction("evaluate", last, model) for site in self.transport.sites()}
         answers = list(self.transport.exchange(asked))
         sites, rejections = inspect_evaluation(answers, last.number, self.groups)
-        rejected = _by_site(rejections + _silent(asked, answers))
+        rejected = _by_site(rejections + silent(asked, answers))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
 
     def _log(self, event: str, **content: Any) -> None:
@@ -252,11 +260,6 @@ def _seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
 
 def _by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
     return {r.site: {"code": r.code, "detail": r.detail} for r in rejections}
-
-
-def _silent(asked: Mapping[str, Instruction], answers: Sequence[Answer]) -> list[Rejection]:
-    heard = {a.site for a in answers}
-    return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
 
 def _too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from fairflare.contracts import Round, StateDict
 
-TaskName = Literal["preflight", "train", "compare", "evaluate"]
+TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,16 @@ class Instruction:
 
     "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
     training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
-    "compare" is a round's second exchange, whose model is the rule's anchor; "evaluate" asks how the model does on the
-    site's own splits.
+    "compare" is a round's second exchange, whose model is the rule's anchor; with secure sums "sum" and "weigh" follow
+    "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model does on the site's own
+    splits. ``sealed`` is for secure sums, see ``federation.sums``.
     """
 
     task: TaskName
     round: Round
     model: StateDict
     orders: Mapping[str, float] = field(default_factory=dict)
+    sealed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Answer:
     Attributes:
         site: the name that the transport vouches for, never one that the answer claims.
         round: number of the round it answers.
-        update: D_k for "train", else None.
+        update: D_k for "train", p_k D_k for "weigh", else None.
         update_kind: "diff" is the only kind that is aggregated.
         n_examples: n_k.
         scalars: probe numbers.
@@ -43,6 +45,7 @@ class Answer:
             {"groups": {split: {group: {"n", "value"}}}} ("evaluate"), or {"findings": see ``findings.packed``,
             "versions": {name: version}} ("preflight").
         seconds: wall time at the site by phase, for the report only.
+        sealed: for secure sums: the site's key ("preflight"), its sealed numbers ("sum").
         error: a code when the site could not do its work; then the rest is empty.
     """
 
@@ -54,6 +57,7 @@ class Answer:
     scalars: Any = field(default_factory=dict)
     metrics: Any = field(default_factory=dict)
     seconds: Any = field(default_factory=dict)
+    sealed: Any = field(default_factory=dict)
     error: str | None = None
 
 

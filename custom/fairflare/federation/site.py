@@ -16,6 +16,7 @@ from fairflare.contracts import Batch, LocalWork, SiteData, SplitName, StateDict
 from fairflare.execution import Execution, memory_findings
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
+from fairflare.federation.site_sums import SiteSums
 from fairflare.findings import Finding, packed
 from fairflare.objectives import Objective, local_objective
 from fairflare.privacy.counts import released
@@ -65,6 +66,7 @@ class Site:
         egress: what may leave the site; None checks nothing.
         look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
         tell: called with every finding, whose text is for the people at the site.
+        sums: its part in secure sums; None: it says its numbers.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Site:
     egress: Egress | None = None
     look: Callable[[], tuple[list[Finding], SiteData | None]] = lambda: ([], None)
     tell: Callable[[Finding], None] = lambda finding: None
+    sums: SiteSums | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -92,7 +95,7 @@ class Site:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
         answer = self._answer(instruction)
         if self.egress is not None:
-            parts = ("update", "n_examples", "scalars", "metrics", "seconds")
+            parts = ("update", "n_examples", "scalars", "metrics", "seconds", "sealed")
             try:
                 self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
             except EgressRefused as refusal:
@@ -106,6 +109,8 @@ class Site:
             "compare": self._compare,
             "evaluate": self._evaluate,
         }
+        if self.sums is not None:
+            work |= {"sum": self._seal, "weigh": self._weigh}
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
         seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
@@ -138,6 +143,7 @@ class Site:
             round=instruction.round.number,
             n_examples=self.data.size("train") if self.data is not None else None,
             metrics={"findings": packed(found), "versions": all_versions()},
+            sealed=self.sums.statement() if self.sums else {},
         )
 
     def _memory_findings(self) -> list[Finding]:
@@ -159,7 +165,7 @@ class Site:
         self._keep(work)
         update = difference(self.network, instruction.model)
         clock.lap("report")
-        return Answer(
+        answer = Answer(
             site=self.name,
             round=instruction.round.number,
             update=update,
@@ -168,6 +174,13 @@ class Site:
             metrics=_finite(metrics | {"train_loss": train_loss}),
             seconds=clock.laps,
         )
+        return self.sums.withhold(answer) if self.sums else answer
+
+    def _seal(self, instruction: Instruction, seed: int) -> Answer:
+        return self.sums.seal(instruction)
+
+    def _weigh(self, instruction: Instruction, seed: int) -> Answer:
+        return self.sums.weigh(instruction)
 
     def _compare(self, instruction: Instruction, seed: int) -> Answer:
         """The second exchange: measure the model that this round trained against the rule's anchor."""

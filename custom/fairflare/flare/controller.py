@@ -21,6 +21,7 @@ from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 from fairflare.federation.loop import AUDIT
 from fairflare.federation.messages import Answer, Instruction
+from fairflare.flare.credentials import server_credentials
 from fairflare.flare.places import federation_id, hand_over, is_named, server_folder, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.report.log import RunLog
@@ -73,7 +74,8 @@ class FairController(ModelController):
         parts = build_parts(config)
         board = TensorBoard(folder)
         try:
-            build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)]).run(parts.model)
+            own = server_credentials(self.fl_ctx)
+            build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)], own).run(parts.model)
         finally:
             board.close()
             if (folder / AUDIT).is_file():
@@ -136,7 +138,9 @@ def _groups(instructions: Mapping[str, Instruction]) -> Iterator[tuple[Instructi
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in sorted(instructions):
         one = instructions[site]
-        groups.setdefault((one.task, one.round, id(one.model), tuple(sorted(one.orders.items()))), []).append(site)
+        same = (one.task, one.round, id(one.model), tuple(sorted(one.orders.items())))
+        told = (*same, id(one.sealed) if one.sealed else None)
+        groups.setdefault(told, []).append(site)
     for sites in groups.values():
         yield instructions[sites[0]], sites
 

@@ -21,7 +21,7 @@ from fairflare.flare.places import vouch_for_code
 from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VERSION
 from fairflare.privacy.egress import Egress, EgressRefused
 
-META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", MetaKey.INITIAL_METRICS})
+META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", "sealed", MetaKey.INITIAL_METRICS})
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
 """An error's name: nothing that could be a path or carry a message."""
@@ -73,7 +73,8 @@ class EgressFilter(DXOFilter):
     def _check(self, task: str, model: FLModel, fl_ctx: FLContext) -> None:
         if self._egress is None:
             vouch_for_code(fl_ctx)
-            self._egress = allowed(build_parts(RunConfig.from_json(self.config), at_site=True))
+            config = RunConfig.from_json(self.config)
+            self._egress = allowed(build_parts(config, at_site=True), config.secure_sum)
         metrics = model.metrics or {}
         self._egress.check(
             task,
@@ -82,6 +83,7 @@ class EgressFilter(DXOFilter):
             scalars=model.meta.get("scalars", {}),
             metrics={} if metrics == ANSWERED else metrics,
             seconds=model.meta.get("seconds", {}),
+            sealed=model.meta.get("sealed", {}),
         )
 
     def _rebuilt(self, dxo: DXO, shareable: Shareable) -> Shareable:

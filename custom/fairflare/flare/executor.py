@@ -18,13 +18,14 @@ from fairflare.assembly import build_parts, build_site
 from fairflare.config import RunConfig
 from fairflare.errors import DataError
 from fairflare.federation.site import Site
+from fairflare.flare.credentials import site_credentials
 from fairflare.flare.places import federation_id, memory_file, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 
 LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
 """Files of the site's own, in the job's folder there."""
-TASKS = ["preflight", "train", "compare", "evaluate"]
+TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate"]
 
 
 class Aborted(Exception):
@@ -83,6 +84,7 @@ class FairExecutor(Executor):
                 memory=memory,
                 local=local,
                 tell=lambda finding: _append(findings, str(finding)),
+                credentials=site_credentials(fl_ctx),
             )
         return self._site
 

@@ -22,6 +22,7 @@ from fairflare.clinic.base import DATA_FOLDER
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed
 from fairflare.federation.loop import AUDIT
+from fairflare.flare.credentials import HE, make_contexts
 from fairflare.flare.executor import LOCAL_FINDINGS
 from fairflare.flare.places import RUN_FOLDER
 from fairflare.site_config import VARIABLE as SITE_CONFIG
@@ -49,6 +50,8 @@ def run_simulator(
     Raises:
         RunFailed: quotes the log. No process is left behind, on Ctrl-C neither, and finished rounds are kept.
     """
+    if config.secure_sum == "ckks":
+        make_contexts(folder)
     with tempfile.TemporaryDirectory(prefix="fairflare_sim_") as scratch:
         workspace = Path(scratch)
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
@@ -62,6 +65,7 @@ def run_simulator(
             finally:
                 stop(child.pid, workspace)
                 _fetch(workspace, folder)
+                shutil.rmtree(folder / HE, ignore_errors=True)
     if not (folder / AUDIT).is_file():
         raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
 

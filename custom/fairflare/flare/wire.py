@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions and answers as FLARE's ``FLModel``, both ways.
 
-preflight down: empty weights;  up: findings and versions as metrics, meta {n_examples}
+preflight down: empty weights;  up: findings and versions as metrics, meta {n_examples, sealed: a key}
 train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
           up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
                 meta {fairflare: 1, n_examples, scalars, seconds}
 compare   down: FULL weights of the anchor, as "train";  up: meta {scalars, seconds}, no weights
+sum       down: empty weights, meta {sealed: attempt, statements};  up: meta {sealed: {sum}}, no weights
+weigh     down: empty weights, meta {sealed: {sums}};  up: as "train", weighted and without scalars
 evaluate  down: FULL weights;  up: metrics per split, no weights
 """
 
@@ -35,7 +37,7 @@ def instruction_to_model(instruction: Instruction) -> FLModel:
         params_type=ParamsType.FULL,
         current_round=instruction.round.number,
         total_rounds=instruction.round.total,
-        meta={"fairflare": VERSION, "orders": dict(instruction.orders)},
+        meta={"fairflare": VERSION, "orders": dict(instruction.orders), "sealed": dict(instruction.sealed)},
     )
 
 
@@ -46,7 +48,8 @@ def instruction_from_shareable(task_name: str, shareable: Shareable) -> Instruct
     if version != VERSION:
         raise ValueError(f"message version: expected {VERSION}, got {version!r}")
     round = Round(model.current_round, model.total_rounds)
-    return Instruction(task_name, round, model.params, model.meta.get("orders", {}))
+    meta = model.meta
+    return Instruction(task_name, round, model.params, meta.get("orders", {}), meta.get("sealed", {}))
 
 
 def answer_to_shareable(answer: Answer) -> Shareable:
@@ -63,6 +66,7 @@ def answer_to_shareable(answer: Answer) -> Shareable:
             "n_examples": answer.n_examples,
             "scalars": dict(answer.scalars),
             "seconds": dict(answer.seconds),
+            "sealed": dict(answer.sealed),
         },
     )
     return FLModelUtils.to_shareable(model)
@@ -80,4 +84,5 @@ def answer_from_model(model: FLModel) -> Answer:
         scalars=meta.get("scalars", {}),
         metrics=model.metrics or {},
         seconds=meta.get("seconds", {}),
+        sealed=meta.get("sealed", {}),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from fairflare.versions import NAMES, TEXT
 
 PHASES = ("validate", "probe", "train", "report", "compare")
 SPLITS = ("val", "test")
+PROOF = ("key", "certificate", "signature")
+PROOF_TEXT = re.compile(r"[A-Za-z0-9+/=\s-]{1,16384}")
+"""Hexadecimal, base64 or PEM."""
 LARGEST = 1e12
 LONGEST = 1e7
 """Seconds, four months."""
@@ -35,16 +39,29 @@ class Egress:
         scalars: numbers of the method's probes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them.
         groups: names of the run's groups.
+        sealed: bytes of a site's sealed numbers at most, with secure sums; 0: the run has none.
     """
 
     model: StateDict
     scalars: tuple[Scalar, ...]
     metrics: frozenset[str]
     groups: tuple[str, ...]
+    sealed: int = 0
 
-    def check(self, task: str, *, update: Any, n_examples: Any, scalars: Any, metrics: Any, seconds: Any) -> None:
+    def check(
+        self,
+        task: str,
+        *,
+        update: Any,
+        n_examples: Any,
+        scalars: Any,
+        metrics: Any,
+        seconds: Any,
+        sealed: Any,
+    ) -> None:
         """Raise EgressRefused unless every part of an answer to ``task`` is on the list."""
-        if (update is not None) != (task == "train"):
+        training = "weigh" if self.sealed else "train"
+        if (update is not None) != (task == training):
             raise EgressRefused(
                 f"weights in an answer to {task}" if update is not None else "no weights after training"
             )
@@ -60,7 +77,18 @@ class Egress:
         elif task == "preflight":
             _check_statement(metrics)
         else:
-            self._check_metrics(metrics if task == "train" else {})
+            _check_numbers("metric", metrics, self._metric_ranges if task == training else {})
+        self._check_sealed(task, sealed)
+
+    def _check_sealed(self, task: str, sealed: Any) -> None:
+        """A key and its proof in answer to "preflight", sealed numbers in answer to "sum", else nothing."""
+        names = {"preflight": PROOF, "sum": ("sum",)}.get(task, ())
+        _check_names("sealed", sealed, names if self.sealed else ())
+        for name, value in sealed.items():
+            if name == "sum" and (type(value) is not bytes or len(value) > self.sealed):
+                raise EgressRefused("sealed numbers: not bytes, or too many")
+            if name != "sum" and not (isinstance(value, str) and PROOF_TEXT.fullmatch(value)):
+                raise EgressRefused(f"sealed {name}: not a key or its proof")
 
     def _check_update(self, update: Any) -> None:
         expected = {key: tuple(value.shape) for key, value in self.model.items() if value.is_floating_point()}
@@ -76,13 +104,14 @@ class Egress:
             if not all_finite(tensor):
                 raise EgressRefused(f"weights {key}: not finite")
 
-    def _check_metrics(self, metrics: Any) -> None:
-        _check_numbers("metric", metrics, dict.fromkeys(self.metrics, (-LARGEST, LARGEST)))
+    @property
+    def _metric_ranges(self) -> dict[str, tuple[float, float]]:
+        return dict.fromkeys(self.metrics, (-LARGEST, LARGEST))
 
     def _check_evaluation(self, metrics: Any) -> None:
         _check_names("metrics", metrics, (*SPLITS, "n", "groups"))
         for split in SPLITS:
-            self._check_metrics(metrics.get(split, {}))
+            _check_numbers("metric", metrics.get(split, {}), self._metric_ranges)
         _check_numbers("size", metrics.get("n", {}), dict.fromkeys(SPLITS, (0.0, LARGEST)))
         groups = metrics.get("groups", {})
         _check_names("groups", groups, SPLITS)

@@ -82,7 +82,7 @@ def _identity(config: Json, facts: Json, trail: Trail) -> Json:
         "training": training,
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
         "rounds_done": len(trail.rounds),
-        **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation")},
+        **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},
     }
 
 

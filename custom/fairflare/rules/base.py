@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -76,6 +76,46 @@ class Rule(ABC):
     def caution(self, training: Training) -> str:
         """What a user should know about this rule under these training settings; empty when there is nothing."""
         return ""
+
+
+class SummedRule(Rule):
+    """A rule whose weights follow from sums over the sites: with secure sums no site's own numbers need leave it.
+
+    Each site turns its numbers into ``terms``, learns the sums of everyone's terms, and multiplies its update by
+    ``own_weight`` before it sends it. What a site keeps of the rounds before, the server then does not know.
+    """
+
+    n_terms: ClassVar[int]
+    """Numbers in ``terms``."""
+
+    @abstractmethod
+    def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
+        """What this site adds to the sums, each finite and >= 0; ``kept`` is what ``own_weight`` said to keep."""
+
+    @abstractmethod
+    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
+        """This site's weight, and what it keeps for the rounds to come.
+
+        Over the sites of a round these are the weights of ``weigh``. Raises ValueError for sums that cannot be.
+        """
+
+    def unsummable(self) -> str:
+        """Why these parameters need more than sums, in words that end a sentence; empty when they do not."""
+        return ""
+
+
+class SiteWeighted(Rule):
+    """The server's side of a ``SummedRule`` with secure sums: the updates arrive weighted, and are added."""
+
+    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+        """Nothing that the server knows of."""
+        return {}, state
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+        """w^{t+1} = w^t + sum_k (p_k D_k). A site that is missing after the sum makes the step shorter: what its share
+        was, nobody is told."""
+        added = add_weighted(model, replies, dict.fromkeys((r.site for r in replies), 1.0))
+        return Outcome(added, {}, state, {"weights": "applied at the sites, unknown to the server"})
 
 
 def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:

@@ -14,14 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fairflare.contracts import Paper, Reply, Round, Weights
 from fairflare.registry import method
-from fairflare.rules.base import Rule, State, example_shares, shares
+from fairflare.rules.base import State, SummedRule, example_shares, shares
 
 FLOOR = 1e-10
 """Sharpness below this counts as this: it can be negative at a tiny rho (the authors clip likewise)."""
+
+MOST_Q = 30
+"""(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
+SLACK = 1 + 1e-6
+"""Sums that were decrypted are rounded."""
 
 FEDISM = Paper(
     authors="Wu et al.",
@@ -63,7 +68,7 @@ REFERENCE = {"probe_transform": "train"}
     reference=REFERENCE,
 )
 @dataclass(frozen=True)
-class FedISM(Rule):
+class FedISM(SummedRule):
     """Weights from each site's sharpness or perturbed loss (Wu et al., arXiv:2503.09587, Eq. 16 and 17).
 
     Args:
@@ -75,6 +80,7 @@ class FedISM(Rule):
         variant: "reference" adds 1e-10 to the normalised sharpness before the power, as the authors' code does.
     """
 
+    n_terms: ClassVar[int] = 3
     state: Literal["S", "L"] = "S"
     q: float = 2.0
     beta: float = 0.5
@@ -96,17 +102,58 @@ class FedISM(Rule):
         return ("sharpness",) if self.state == "S" else ("perturbed_loss",)
 
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """Moving average of w~; a site that was away keeps its share of the average and joins again from there."""
+        """Moving average of w~.
+
+        A site that was away keeps its share of the average and joins again from there; one that is new joins as if it
+        had always had this round's share, and the others divide the rest as before.
+        """
         if self.weighting == "examples":
             return example_shares(replies), state
         scores = {r.site: r.scalars[self.wanted[0]] for r in replies}
         priors = {r.site: float(r.n_examples) if self.prior == "examples" else 1.0 for r in replies}
         fresh = power_shares(scores, self.q, priors, offset=FLOOR if self.variant == "reference" else 0.0)
-        known = state.get("weights", {})
-        here = {site: known.get(site, new) for site, new in fresh.items()}
-        past, mass = shares(here), sum(here.values())
-        weights = {site: self.beta * fresh[site] + (1 - self.beta) * past[site] for site in fresh}
-        return weights, {"weights": shares({**known, **{site: mass * w for site, w in weights.items()}})}
+        known = {site: kept for site, kept in state.get("weights", {}).items() if site in fresh}
+        mass, new = sum(known.values()), sum(share for site, share in fresh.items() if site not in known)
+        weights, kept = {}, {}
+        for site, share in fresh.items():
+            weights[site], kept[site] = self._averaged(share, known.get(site), mass, new)
+        return weights, {"weights": {**state.get("weights", {}), **kept}}
+
+    def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
+        """x_k^q, what was kept (0 for a new site), and x_k^q of a new site (else 0)."""
+        amount = max(scalars[self.wanted[0]], FLOOR) ** self.q
+        if self.prior == "examples":
+            amount *= n_examples
+        return (amount, 0.0, amount) if kept is None else (amount, kept, 0.0)
+
+    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
+        """See ``weigh``, of which this is one site's part."""
+        total, mass, new = sums
+        if not terms[0] <= total * SLACK or not new <= total * SLACK or (kept or 0.0) > mass * SLACK:
+            raise ValueError("sums that are smaller than a summand")
+        return self._averaged(terms[0] / total, kept, mass, new / total)
+
+    def unsummable(self) -> str:
+        """The reference's offset needs every site's normalised value, and powers must stay within doubles."""
+        if self.weighting == "examples":
+            return "weighting=examples needs no number beside n_k"
+        if self.variant == "reference":
+            return "variant=reference adds to normalised values, which needs a sum before the sum"
+        return f"q={self.q:g} is above {MOST_Q}, where x^q leaves the range of doubles" if self.q > MOST_Q else ""
+
+    def _averaged(self, fresh: float, kept: float | None, mass: float, new: float) -> tuple[float, float]:
+        """A site's weight and what is kept of it.
+
+        Args:
+            fresh: its w~.
+            kept: what was kept of it; None for a new site.
+            mass: sum of what was kept of the sites of this round.
+            new: sum of w~ over the new sites of this round.
+        """
+        rest = max(1.0 - new, 0.0)
+        past = fresh if kept is None or not mass else rest * kept / mass
+        weight = self.beta * fresh + (1 - self.beta) * past
+        return weight, weight * (mass / rest if mass and rest else 1.0)
 
 
 def power_shares(

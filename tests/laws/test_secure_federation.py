@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federations with secure sums: the weights of the open ones, and no number of a site's own outside of it."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from fairflare.assembly import Credentials, build_federation, build_parts, build_site, run_local, site_names
+from fairflare.config import make_config
+from fairflare.errors import RunFailed, UserError
+from fairflare.federation.audit import verify
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.site_sums import SiteSums
+from fairflare.report.write import write_report
+
+SITES = ["site-1", "site-2", "site-3", "site-4"]
+
+
+def config_of(scheme, method="fedism-plus", rounds=5, **values):
+    values = {"model": "linear", "n_sites": 4, "batch_size": 512, "secure_sum": scheme, **values}
+    return make_config(method, "support2:dirichlet", rounds=rounds, values=values)
+
+
+class Spy(InProcess):
+    """Keeps what the server gets to see, and lets ``fault`` change it."""
+
+    def __init__(self, sites, fault=lambda instruction, answer: answer, there=lambda round, site: True):
+        super().__init__(sites)
+        self.fault, self.there, self.seen = fault, there, []
+
+    def exchange(self, instructions):
+        for answer in super().exchange(instructions):
+            one = instructions[answer.site]
+            self.seen.append((one.task, one.round.number, answer))
+            changed = self.fault(one, answer) if self.there(one.round.number, answer.site) else None
+            if changed is not None:
+                yield changed
+
+
+def federate(config, folder, **spying):
+    folder.mkdir(parents=True)
+    parts = build_parts(config)
+    initial = {key: value.clone() for key, value in parts.model.items()}
+    # Each site needs a network of its own: a withheld update must not depend on who trains next.
+    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    spy = Spy(sites, **spying)
+    model = build_federation(config, parts, spy, folder, "local", credentials=Credentials()).run(initial)
+    return model, verify(folder / "audit.jsonl"), spy
+
+
+def close(one, other, tolerance=2e-6):
+    return all(torch.allclose(one[key], other[key], rtol=0, atol=tolerance) for key in one)
+
+
+def weights_at_sites(monkeypatch):
+    """(round, site) -> the weight that the site applied to its update."""
+    found, original = {}, SiteSums.weigh
+
+    def weigh(self, instruction):
+        held, answer = self._held, original(self, instruction)
+        key = max(held.update, key=lambda k: float(held.update[k].abs().max()))
+        at = held.update[key].abs().argmax()
+        found[answer.round, answer.site] = float(answer.update[key].flatten()[at] / held.update[key].flatten()[at])
+        return answer
+
+    monkeypatch.setattr(SiteSums, "weigh", weigh)
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}], ids=str)
+def test_the_weights_are_those_of_the_open_run(settings, tmp_path, monkeypatch):
+    applied = weights_at_sites(monkeypatch)
+    open_model, entries, _ = federate(config_of("none", **settings), tmp_path / "open")
+    secret_model, secret, _ = federate(config_of("masks", **settings), tmp_path / "secret")
+    rounds = [e for e in entries if e["event"] == "round"]
+    expected = {(e["round"], site): weight for e in rounds for site, weight in e["weights"].items()}
+    assert applied == {key: pytest.approx(weight, rel=1e-4) for key, weight in expected.items()}
+    assert len(set(map(lambda w: round(w, 4), expected.values()))) > 4
+    assert close(open_model, secret_model)
+    assert all(not e["weights"] and not e["rejected"] for e in secret if e["event"] == "round")
+
+
+def test_the_weights_are_those_of_the_open_run_where_sites_come_and_go(tmp_path, monkeypatch):
+    """site-4 is new in round 3, site-2 is away in round 4."""
+
+    def there(round, site):
+        return not (site == "site-4" and round < 3) and not (site == "site-2" and round == 4)
+
+    applied = weights_at_sites(monkeypatch)
+    # Every site has said how many examples it has: being away starts after that.
+    runs = {}
+    for scheme in ("none", "masks"):
+        config = config_of(scheme, rounds=6, min_sites=3)
+        parts = build_parts(config)
+        sites = {name: build_site(config, parts, name) for name in site_names(config)}
+
+        class Leaving(InProcess):
+            def exchange(self, instructions):
+                for site, one in sorted(instructions.items()):
+                    if one.task in ("preflight", "evaluate") or there(one.round.number, site):
+                        yield from super().exchange({site: one})
+
+        (tmp_path / scheme).mkdir()
+        initial = {key: value.clone() for key, value in parts.model.items()}
+        model = build_federation(config, parts, Leaving(sites), tmp_path / scheme, "local").run(initial)
+        runs[scheme] = model, [e for e in verify(tmp_path / scheme / "audit.jsonl") if e["event"] == "round"]
+    expected = {(e["round"], site): weight for e in runs["none"][1] for site, weight in e["weights"].items()}
+    assert {site for number, site in expected if number == 4} == {"site-1", "site-3", "site-4"}
+    assert applied == {key: pytest.approx(weight, rel=1e-4) for key, weight in expected.items()}
+    for e in runs["none"][1]:
+        assert sum(e["weights"].values()) == pytest.approx(1.0, abs=1e-12)
+    assert close(runs["none"][0], runs["masks"][0])
+
+
+def test_no_number_of_a_site_reaches_the_server_or_its_files(tmp_path):
+    _, entries, _ = federate(config_of("none"), tmp_path / "open")
+    model, _, spy = federate(config_of("masks"), tmp_path / "secret")
+    write_report(tmp_path / "secret")
+    rounds = [e["accepted"] for e in entries if e["event"] == "round"]
+    # Round 1 starts from the same model in both runs: these very numbers are what the sites hide there.
+    hidden = {repr(v) for row in rounds[0].values() for v in row["scalars"].values()}
+    hidden |= {repr(row["metrics"][name]) for row in rounds[0].values() for name in ("loss", "train_loss")}
+    assert len(hidden) >= 4 * 4
+    for file in (tmp_path / "secret").iterdir():
+        if file.is_file() and file.suffix in (".jsonl", ".json", ".html"):
+            text = file.read_text()
+            assert not [number for number in hidden if number in text], file.name
+    for task, _, answer in spy.seen:
+        assert not answer.scalars and not {"loss", "train_loss"} & set(answer.metrics) or task == "evaluate"
+        assert (answer.update is None) == (task != "weigh")
+    report = json.loads((tmp_path / "secret" / "report.json").read_text())
+    assert report["status"] == "completed" and "Traceback" not in (tmp_path / "secret" / "report.html").read_text()
+
+
+def test_two_runs_end_in_the_same_bits_though_their_masks_differ(tmp_path):
+    (one, _, first), (two, _, second) = (federate(config_of("masks"), tmp_path / name) for name in "ab")
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    sums = [[a.sealed["sum"] for task, _, a in spy.seen if task == "sum"] for spy in (first, second)]
+    assert len(sums[0]) == 20 and not set(sums[0]) & set(sums[1])
+
+
+@pytest.mark.parametrize("task", ["train", "sum", "weigh"])
+def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, tmp_path, monkeypatch):
+    """With new keys; a site's share of the moving average comes from its own disk."""
+    config = config_of("masks", trainer="sgd", keep_optimizer=True)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    whole = run_local(config, tmp_path / "a")
+
+    class Killed(InProcess):
+        def exchange(self, instructions):
+            for answer in super().exchange(instructions):
+                one = instructions[answer.site]
+                if (one.task, one.round.number, answer.site) == (task, 3, "site-3"):
+                    raise KeyboardInterrupt
+                yield answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairflare.assembly.InProcess", Killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_local(config, tmp_path / "b")
+    continued = run_local(config, tmp_path / "b")
+    assert all(torch.equal(whole[key], continued[key]) for key in whole)
+    entries = verify(tmp_path / "b" / "audit.jsonl")
+    assert [e["round"] for e in entries if e["event"] == "round"] == [1, 2, 3, 4, 5]
+
+
+def lost(task, site, code=None):
+    def fault(instruction, answer):
+        if (instruction.task, answer.site, instruction.round.number) != (task, site, 2):
+            return answer
+        return dataclasses.replace(answer, error="EXECUTION_EXCEPTION OutOfMemory") if code else None
+
+    return fault
+
+
+@pytest.mark.parametrize("code", [None, "site_error"])
+def test_a_site_lost_before_its_sum_is_left_out_and_the_rest_is_summed_again(code, tmp_path):
+    values = {"min_sites": 3}
+    _, entries, spy = federate(config_of("masks", **values), tmp_path / "run", fault=lost("sum", "site-3", code))
+    second = next(e for e in entries if e["event"] == "round" and e["round"] == 2)
+    assert {site: why["code"] for site, why in second["rejected"].items()} == {"site-3": code or "no_answer"}
+    assert list(second["accepted"]) == ["site-1", "site-2", "site-4"]
+    asked = [(a.site, number) for task, number, a in spy.seen if task == "sum" and number == 2]
+    assert len(asked) == 4 + 3
+    assert all(len(e["accepted"]) == 4 for e in entries if e["event"] == "round" and e["round"] != 2)
+
+
+def test_a_site_lost_after_the_sum_makes_the_step_shorter_and_tells_nobody_its_weight(tmp_path):
+    """The others' weighted updates are added as they are: to share out the lost site's part would tell what it was."""
+    config = config_of("masks", rounds=2, min_sites=3)
+    with_all, _, spy = federate(config, tmp_path / "all")
+    without, entries, _ = federate(config, tmp_path / "run", fault=lost("weigh", "site-3"))
+    part = next(a.update for task, number, a in spy.seen if (task, number, a.site) == ("weigh", 2, "site-3"))
+    assert close({key: with_all[key] - part[key] for key in part}, without)
+    assert entries[-2]["event"] == "evaluation" and entries[-1]["status"] == "completed"
+
+
+def wrong(site, task="sum", **change):
+    def fault(instruction, answer):
+        if instruction.task == task and answer.site == site and instruction.round.number == 2:
+            return dataclasses.replace(answer, **change)
+        return answer
+
+    return fault
+
+
+def run_to_its_end(tmp_path, fault):
+    with pytest.raises(RunFailed) as failure:
+        federate(config_of("masks", min_sites=4), tmp_path / "run", fault=fault)
+    return str(failure.value), verify(tmp_path / "run" / "audit.jsonl")
+
+
+def test_masks_that_do_not_cancel_end_the_run_with_its_last_good_model(tmp_path):
+    text, entries = run_to_its_end(tmp_path, wrong("site-2", sealed={"sum": b"\x7f" * 816}))
+    assert "do not cancel" in text and entries[-1]["status"] == "failed"
+    assert (tmp_path / "run" / "model.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    "task, change, code",
+    [
+        ("sum", {"sealed": {"sum": bytes(815)}}, "sum"),
+        ("sum", {"sealed": {"sum": "text"}}, "malformed"),
+        ("sum", {"sealed": None}, "malformed"),
+        ("sum", {"round": 1}, "stale"),
+        ("train", {"scalars": {"sharpness": 1.0}}, "not_secret"),
+        ("train", {"n_examples": 10**9}, "count_mismatch"),
+        ("weigh", {"scalars": {"sharpness": 1.0}}, "scalar_unknown"),
+        ("weigh", {"update": {}}, "keys"),
+    ],
+    ids=str,
+)
+def test_a_bad_answer_is_named(task, change, code, tmp_path):
+    text, _ = run_to_its_end(tmp_path, wrong("site-2", task, **change))
+    assert f"site-2: {code}" in text, text
+
+
+def test_a_site_without_a_key_stops_the_run_before_it_starts(tmp_path):
+    def fault(instruction, answer):
+        bare = instruction.task == "preflight" and answer.site == "site-2"
+        return dataclasses.replace(answer, sealed={}) if bare else answer
+
+    with pytest.raises(RunFailed, match="site-2: key"):
+        federate(config_of("masks"), tmp_path / "run", fault=fault)
+
+
+def test_encrypted_sums_end_in_the_same_model(tmp_path):
+    pytest.importorskip("tenseal")
+    models = {}
+    for scheme in ("masks", "ckks"):
+        (tmp_path / scheme).mkdir()
+        models[scheme] = run_local(config_of(scheme), tmp_path / scheme)
+    assert close(models["masks"], models["ckks"], 1e-6)
+
+
+REFUSED = [
+    ("fedavg", {"secure_sum": "masks"}, "fedavg weighs by more than sums"),
+    ("fedce", {"secure_sum": "masks"}, "fedce weighs by more than sums"),
+    ("fedism-plus", {"secure_sum": "maskz"}, "expected one of none, masks, ckks, got 'maskz'"),
+    ("fedism-plus", {"secure_sum": "masks", "variant": "reference"}, "variant=reference"),
+    ("fedism-plus", {"secure_sum": "masks", "weighting": "examples"}, "weighting=examples"),
+    ("fedism-plus", {"secure_sum": "masks", "q": 31.0}, "q=31 is above 30"),
+    ("fedism-plus", {"secure_sum": "masks", "n_sites": 2}, "at least 3 sites that train"),
+    ("fedism-plus", {"secure_sum": "masks", "n_sites": 3, "leave_out": "site-1"}, "at least 3 sites that train"),
+    ("fedism-plus", {"secure_sum": "masks", "min_sites": 2}, "min_sites: expected at least 3"),
+]
+
+
+@pytest.mark.parametrize("method, values, text", REFUSED, ids=str)
+def test_what_cannot_be_summed_is_refused_in_one_line(method, values, text):
+    with pytest.raises(UserError, match=text) as error:
+        make_config(method, "support2:dirichlet", values={"n_sites": 4, **values})
+    assert "\n" not in str(error.value)
+
+
+def test_powers_stay_within_doubles():
+    assert math.isfinite((1e6) ** 30 * 2.0**40) and (1e-10) ** 30 > 0

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Startup kits as identities: a key counts when root, certificate and signature agree."""
+
+import datetime
+from types import SimpleNamespace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from fairflare.errors import UserError
+from fairflare.flare.credentials import Certificate, server_credentials, site_credentials
+from fairflare.privacy.masks import MaskedSums, combine, verified
+from fairflare.privacy.sums import NoIdentity, SumOrder, SumRefused
+
+RUN = "a run"
+
+
+def named(text):
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def certificate(subject, key, issuer, signer):
+    now = datetime.datetime.now(datetime.timezone.utc)
+    built = x509.CertificateBuilder().subject_name(named(subject)).issuer_name(named(issuer))
+    built = built.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    built = built.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    made = built.sign(signer, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def new_key():
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def write_kit(folder, site, root, root_pem):
+    folder.mkdir()
+    key = new_key()
+    (folder / "rootCA.pem").write_bytes(root_pem)
+    (folder / "client.crt").write_bytes(certificate(site, key, "root", root))
+    (folder / "client.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    """The kits of three sites of one federation, and of a "b" of another."""
+    folder, found = tmp_path_factory.mktemp("kits"), {}
+    for federation, sites in (("ours", "abc"), ("theirs", "b")):
+        root = new_key()
+        pem = certificate("root", root, "root", root)
+        for site in sites:
+            found[federation, site] = write_kit(folder / f"{federation}_{site}", site, root, pem)
+    return found
+
+
+def member(site, kit):
+    return MaskedSums(site, RUN, Certificate(kit, signs=True))
+
+
+def order_of(sites):
+    return SumOrder(1, 0, {name: site.statement() for name, site in sites.items()})
+
+
+def test_sites_of_one_federation_believe_each_other(kits):
+    sites = {site: member(site, kits["ours", site]) for site in "abc"}
+    order = order_of(sites)
+    assert combine([site.seal([2.0], order)["sum"] for site in sites.values()]) == [6.0]
+
+
+@pytest.mark.parametrize("forger", [("theirs", "b"), ("ours", "c"), None], ids=str)
+def test_a_key_in_anothers_name_is_refused(kits, forger):
+    """By a certificate of another federation, of another site, or by none: the server cannot take a site's place."""
+    sites = {site: member(site, kits["ours", site]) for site in "abc"}
+    sites["b"] = member("b", kits[forger]) if forger else MaskedSums("b", RUN, NoIdentity())
+    with pytest.raises(SumRefused, match="b: a key that is not its own"):
+        sites["a"].seal([2.0], order_of(sites))
+
+
+@pytest.mark.parametrize("part", ["key", "certificate", "signature"])
+def test_no_part_of_a_statement_can_be_exchanged(kits, part):
+    mine, other = (member("b", kits["ours", "b"]).statement() for _ in range(2))
+    third = member("c", kits["ours", "c"]).statement()
+    identity = Certificate(kits["ours", "a"])
+    assert verified(RUN, "b", mine, identity) and not verified("another run", "b", mine, identity)
+    replaced = {"key": other, "certificate": third, "signature": other}[part]
+    assert not verified(RUN, "b", {**mine, part: replaced[part]}, identity)
+    assert not verified(RUN, "b", {**mine, part: "nonsense"}, identity)
+
+
+def context_of(kit):
+    workspace = SimpleNamespace(get_startup_kit_dir=lambda: str(kit))
+    return SimpleNamespace(get_engine=lambda: SimpleNamespace(get_workspace=lambda: workspace))
+
+
+def test_a_kit_without_certificates_takes_everyones_word_and_one_with_them_does_not(kits, tmp_path):
+    assert isinstance(site_credentials(context_of(tmp_path)).identity, NoIdentity)
+    assert isinstance(server_credentials(context_of(tmp_path)).identity, NoIdentity)
+    with_kit = context_of(kits["ours", "a"])
+    assert isinstance(site_credentials(with_kit).identity, Certificate)
+    assert server_credentials(with_kit).identity.sign(b"x") == {}
+
+
+def test_a_kit_without_tenseals_context_says_what_to_do(kits, monkeypatch):
+    monkeypatch.delenv("FAIRFLARE_RUN_FOLDER", raising=False)
+    with pytest.raises(UserError, match="no client_context.tenseal; provision with FLARE's HEBuilder"):
+        site_credentials(context_of(kits["ours", "a"])).ckks()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CKKS sums through TenSEAL: right to nine digits over forty powers of ten, unreadable for the server."""
+
+import pytest
+
+from fairflare.errors import UserError
+from fairflare.privacy.sums import SumOrder, SumRefused
+
+ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
+
+from fairflare.privacy.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
+
+NAMES = "abc"
+ORDER = SumOrder(1, 0, {name: {} for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def contexts():
+    return new_contexts()
+
+
+def summed(contexts, *columns):
+    sites = {name: EncryptedSums(name, contexts[0]) for name in NAMES}
+    values = {name: [column[k] for column in columns] for k, name in enumerate(NAMES)}
+    total = combine([sites[name].seal(values[name], ORDER)["sum"] for name in NAMES], contexts[1])
+    return sites["a"].open(total, len(columns))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        (1e-20, 3e-20, 2e-21),
+        (1e-9, 1e-3, 1.0),
+        (0.5, 0.25, 0.125),
+        (1e20, 3e19, 1e12),
+        (0.0, 0.0, 1e-6),
+        (7.0, 7.0, 7.0),
+    ],
+    ids=str,
+)
+def test_the_sum_is_right_to_nine_digits(contexts, column):
+    assert summed(contexts, column) == pytest.approx([sum(column)], rel=1e-9, abs=0)
+
+
+def test_zeros_are_zero_and_columns_do_not_mix(contexts):
+    found = summed(contexts, (0.0, 0.0, 0.0), (1e-12, 2e-12, 3e-12), (1e9, 1.0, 0.0))
+    assert found == pytest.approx([0.0, 6e-12, 1e9 + 1], rel=1e-9, abs=0)
+
+
+def test_the_server_cannot_read_what_it_adds(contexts):
+    sealed = EncryptedSums("a", contexts[0]).seal([3.0], ORDER)["sum"]
+    public = ts.context_from(contexts[1])
+    assert not public.has_secret_key() and len(sealed) < 2**19
+    with pytest.raises(ValueError, match="secret_key"):
+        ts.ckks_vector_from(public, sealed).decrypt()
+    with pytest.raises(UserError, match="no secret key"):
+        EncryptedSums("a", contexts[1])
+
+
+def test_no_two_ciphertexts_of_one_number_are_alike(contexts):
+    assert len({EncryptedSums("a", contexts[0]).seal([3.0], ORDER)["sum"] for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("sealed", [b"", b"noise" * 100])
+def test_what_is_no_ciphertext_is_refused(contexts, sealed):
+    with pytest.raises(SumRefused):
+        combine([sealed, sealed], contexts[1])
+    with pytest.raises(SumRefused):
+        EncryptedSums("a", contexts[0]).open(sealed, 1)
+
+
+def test_flares_own_contexts_will_do():
+    """What FLARE's HEBuilder writes into the startup kits."""
+    from nvflare.lighter.impl.he import HEBuilder
+
+    builder = HEBuilder()
+    builder.initialize(None, None)
+    contexts = builder.get_serialized_context(is_client=True), builder.get_serialized_context()
+    assert summed(contexts, (1e-6, 2e-6, 3e-6)) == pytest.approx([6e-6], rel=1e-9)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure sums: exact, order-free, the same whatever the masks, and no single number in reach of the server."""
+
+import math
+import random
+from fractions import Fraction
+
+import pytest
+
+from fairflare.privacy import masks
+from fairflare.privacy.masks import SIZE, MaskedSums, combine
+from fairflare.privacy.sums import SumOrder, SumRefused
+
+RUN = "a run"
+VALUES = {
+    "a": [0.1, 5e-324, 1e308],
+    "b": [0.2, 1.0, 0.0],
+    "c": [0.3, 1e-300, 7e307],
+    "d": [1e-20, 3.0, 0.5],
+}
+
+
+def members(names="abcd", context=RUN):
+    return {name: MaskedSums(name, context) for name in names}
+
+
+def order(sites, names=None, round=1, attempt=0):
+    chosen = names if names is not None else sites
+    return SumOrder(round, attempt, {name: sites[name].statement() for name in chosen})
+
+
+def sealed(sites, one):
+    return {name: sites[name].seal(VALUES[name], one)["sum"] for name in one.roster}
+
+
+def expected(names="abcd"):
+    return [float(sum(Fraction(VALUES[name][i]) for name in names)) for i in range(3)]
+
+
+def test_the_sum_is_exact_from_the_smallest_double_to_the_largest():
+    sites = members()
+    messages = sealed(sites, order(sites))
+    assert combine(messages.values()) == expected()
+    assert all(len(m) == 3 * SIZE for m in messages.values())
+
+
+def test_the_sum_is_the_same_with_other_keys_and_in_any_order():
+    first, second = members(), members()
+    one, two = sealed(first, order(first)), sealed(second, order(second))
+    assert one != two
+    shuffled = list(two.values())
+    random.Random(3).shuffle(shuffled)
+    assert combine(one.values()) == combine(shuffled) == expected()
+
+
+@pytest.mark.parametrize("missing", "abcd")
+def test_all_but_one_message_say_nothing(missing):
+    """Whoever lacks one site's message gets numbers that cannot be doubles, whichever site it is."""
+    sites = members()
+    messages = sealed(sites, order(sites))
+    del messages[missing]
+    with pytest.raises(SumRefused, match="do not cancel"):
+        combine(messages.values())
+
+
+def test_a_message_looks_the_same_whatever_is_in_it():
+    """Bits of the messages for 0 and for 1e308, over 64 runs of the protocol: each set about half the time."""
+    counts = []
+    for value in (0.0, 1e308):
+        ones = [0] * (8 * SIZE)
+        for _ in range(64):
+            sites = members("abc")
+            message = int.from_bytes(sites["a"].seal([value], order(sites))["sum"], "big")
+            ones = [n + (message >> i & 1) for i, n in enumerate(ones)]
+        counts.append(ones)
+    for ones in counts:
+        # Six standard deviations of a fair coin thrown 64 times are 24.
+        assert all(abs(n - 32) <= 24 for n in ones)
+        assert abs(sum(ones) / len(ones) - 32) < 1
+
+
+def test_masks_of_rounds_attempts_and_runs_have_nothing_in_common():
+    seen = set()
+    for context in (RUN, "another run"):
+        sites = members(context=context)
+        for at in ((1, 0), (2, 0)):
+            seen.add(sites["a"].seal([1.0], order(sites, round=at[0], attempt=at[1]))["sum"])
+        fewer = order(sites, "abc", round=2, attempt=1)
+        seen.add(sites["a"].seal([1.0], fewer)["sum"])
+    assert len(seen) == 6
+
+
+def test_the_same_question_gets_the_same_answer():
+    sites = members()
+    assert sealed(sites, order(sites)) == sealed(sites, order(sites))
+
+
+def test_a_lost_site_is_left_out_of_the_next_sum():
+    sites = members()
+    sealed(sites, order(sites))
+    again = sealed(sites, order(sites, "abd", attempt=1))
+    assert combine(again.values()) == expected("abd")
+
+
+@pytest.mark.parametrize(
+    "names, at",
+    [
+        ("ab", (1, 0)),  # the other's number would follow
+        ("bcd", (1, 0)),  # without the site that is asked
+        ("abc", (2, 0)),  # a second question in place of the first
+        ("abcd", (2, 1)),  # as many as before
+        ("abce", (2, 1)),  # another in place of one
+        ("abc", (2, 3)),  # too often
+        ("abcd", (1, 1)),  # a round that is over
+    ],
+)
+def test_questions_that_could_single_a_site_out_are_refused(names, at):
+    sites = members("abcde")
+    if at[0] == 2 or at == (1, 1):
+        sites["a"].seal(VALUES["a"], order(sites, "abcd", round=2))
+    with pytest.raises(SumRefused):
+        sites["a"].seal(VALUES["a"], order(sites, names, *at))
+
+
+@pytest.mark.parametrize("key", ["", "zz" * 32, "00" * 32, 17, None], ids=str)
+def test_a_key_that_is_none_is_refused(key):
+    sites = members()
+    one = order(sites)
+    bad = SumOrder(one.round, one.attempt, {**one.statements, "b": {"key": key}})
+    with pytest.raises(SumRefused, match="b: a key"):
+        sites["a"].seal(VALUES["a"], bad)
+
+
+def test_another_key_in_a_sites_own_name_is_refused():
+    sites = members()
+    one = order(sites)
+    bad = SumOrder(one.round, one.attempt, {**one.statements, "a": one.statements["b"]})
+    with pytest.raises(SumRefused, match="another key of this site"):
+        sites["a"].seal(VALUES["a"], bad)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_numbers_that_spoil_a_sum_are_not_sealed(value):
+    sites = members()
+    with pytest.raises(SumRefused) as error:
+        sites["a"].seal([value], order(sites))
+    assert str(value) not in str(error.value)
+
+
+def test_who_signs_with_another_name_is_not_believed():
+    class Signed:
+        def __init__(self, name):
+            self.name = name
+
+        def sign(self, content):
+            return {"signature": f"{self.name} {content.hex()}"}
+
+        def vouches(self, site, content, proof):
+            return proof.get("signature") == f"{site} {content.hex()}"
+
+    sites = {name: MaskedSums(name, RUN, Signed(name)) for name in "abc"}
+    messages = {name: site.seal(VALUES[name], order(sites))["sum"] for name, site in sites.items()}
+    assert combine(messages.values()) == expected("abc")
+    sites["b"] = MaskedSums("b", RUN, Signed("the server"))
+    with pytest.raises(SumRefused, match="b: a key that is not its own"):
+        sites["a"].seal(VALUES["a"], order(sites, round=2))
+    assert not masks.verified("another run", "a", sites["a"].statement(), Signed("a"))
