@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A site that misses a deadline is left out, costs no second one, and comes back with its state when it answers."""
 
+import dataclasses
+
+import pytest
+
 from fairflare.federation.attendance import Attendance
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
@@ -48,8 +52,57 @@ def test_an_answer_to_a_knock_is_no_contribution(tmp_path):
 
 
 def test_an_error_is_an_answer():
-    attendance = Attendance()
-    assert [r.code for r in attendance.note(1, ["a", "b"], [Answer("a")])] == ["no_answer"]
+    attendance = Attendance(["a", "b"])
+    assert [r.code for r in attendance.note(1, ["a", "b"], [Answer("a", error="x")], [], [], {})] == ["no_answer"]
     assert attendance.of(["a", "b"]) == (["a"], ["b"])
-    assert [r.code for r in attendance.note(2, ["a"], [Answer("a"), Answer("b", error="x")])] == ["absent"]
+    assert [r.code for r in attendance.note(2, ["a"], [Answer("a")], ["b"], ["b"], {})] == ["absent"]
     assert attendance.of(["a", "b"]) == (["a", "b"], [])
+
+
+class Late(InProcess):
+    """site-3 is not connected before round 3; ``change`` alters what it says of itself."""
+
+    def __init__(self, sites, change=lambda answer: answer):
+        super().__init__(sites)
+        self.change, self.number = change, 0
+
+    def sites(self):
+        return [site for site in super().sites() if site != "site-3" or self.number >= 2]
+
+    def exchange(self, instructions):
+        self.number = max(self.number, next(iter(instructions.values())).round.number)
+        for answer in super().exchange(instructions):
+            asked = instructions[answer.site]
+            yield self.change(answer) if (asked.task, answer.site) == ("preflight", "site-3") else answer
+
+
+def test_a_site_that_comes_later_passes_preflight_before_it_trains(tmp_path):
+    final = make_federation(tmp_path, Late(make_sites(3)), rounds=5).run(initial_model())
+    entries = rounds_of(tmp_path)
+    assert [sorted(e["accepted"]) for e in entries[:3]] == [["site-1", "site-2"]] * 3
+    assert entries[2]["rejected"]["site-3"]["detail"] == "was not there at the start"
+    assert all(set(e["accepted"]) == {"site-1", "site-2", "site-3"} for e in entries[3:])
+    assert all(value.isfinite().all() for value in final.values())
+
+
+def other_version(answer):
+    versions = {**answer.metrics["versions"], "package_sha256": "0" * 64}
+    return dataclasses.replace(answer, metrics={**answer.metrics, "versions": versions})
+
+
+@pytest.mark.parametrize(
+    "change, code",
+    [
+        (other_version, "preflight"),
+        (lambda answer: dataclasses.replace(answer, metrics={}), "malformed"),
+        (lambda answer: dataclasses.replace(answer, error="EXECUTION_EXCEPTION"), "site_error"),
+    ],
+    ids=["other version", "nothing said", "error"],
+)
+def test_who_does_not_pass_does_not_train(tmp_path, change, code):
+    make_federation(tmp_path, Late(make_sites(3), change), rounds=5).run(initial_model())
+    entries = rounds_of(tmp_path)
+    assert all(set(e["accepted"]) == {"site-1", "site-2"} for e in entries)
+    assert [e["rejected"].get("site-3", {}).get("code") for e in entries] == [None, None, code, code, code]
+    if code == "preflight":
+        assert "versions: package_sha256" in entries[3]["rejected"]["site-3"]["detail"]

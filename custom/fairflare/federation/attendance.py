@@ -1,42 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asked to train: a site that let a deadline pass costs no second one."""
+"""Who is asked to train: a site that let a deadline pass costs no second one, and nobody trains without preflight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fairflare.federation.checks import Rejection
 from fairflare.federation.messages import Answer
 
 
 class Attendance:
-    """Sites that did not answer in time are absent until they answer a knock, which nobody waits for.
+    """Who may train: sites that have passed preflight, until they let a deadline pass.
 
-    Attributes:
-        absent: site -> the round whose deadline it missed.
+    All others are knocked at with a preflight that nobody waits for, and train once they have passed it.
+
+    Args:
+        passed: sites that have passed preflight.
     """
 
-    def __init__(self) -> None:
-        self.absent: dict[str, int] = {}
+    def __init__(self, passed: Iterable[str] = ()) -> None:
+        self._present = set(passed)
+        self._missed: dict[str, int] = {}
 
     def of(self, sites: Iterable[str]) -> tuple[list[str], list[str]]:
         """Those of ``sites`` that are to train, and those that are to be knocked at."""
         known = list(sites)
-        return [s for s in known if s not in self.absent], [s for s in known if s in self.absent]
+        return [s for s in known if s in self._present], [s for s in known if s not in self._present]
 
-    def note(self, round: int, asked: Sequence[str], answers: Sequence[Answer]) -> list[Rejection]:
-        """Take note of a round's answers; returns the rejections of sites that were or are absent.
+    def note(
+        self,
+        round: int,
+        asked: Sequence[str],
+        answers: Sequence[Answer],
+        away: Sequence[str],
+        passed: Iterable[str],
+        refused: Mapping[str, Rejection],
+    ) -> list[Rejection]:
+        """Take note of a round; returns the rejections of sites that were or are absent.
 
         Args:
             round: its number.
             asked: the sites that were to train.
-            answers: of these, and to knocks. A site that answers a knock trains from the next round on, with an error
-                too: it is there.
+            answers: theirs. An error is an answer: the site is there.
+            away: the sites that were knocked at.
+            passed: those of them that have passed preflight; they train from the next round on.
+            refused: those that answered and may not train, with the reason.
         """
-        heard = {answer.site for answer in answers}
-        rejections = [Rejection(s, "absent", f"no answer since round {r}") for s, r in sorted(self.absent.items())]
-        self.absent = {site: since for site, since in self.absent.items() if site not in heard}
-        for site in sorted(set(asked) - heard):
-            self.absent[site] = round
+        rejections = [refused.get(site) or Rejection(site, "absent", self._since(site)) for site in away]
+        self._present |= set(passed)
+        for site in sorted(set(asked) - {answer.site for answer in answers}):
+            self._present.discard(site)
+            self._missed[site] = round
             rejections.append(Rejection(site, "no_answer", "no answer in time"))
         return rejections
+
+    def _since(self, site: str) -> str:
+        if site in self._missed:
+            return f"no answer since round {self._missed[site]}"
+        return "was not there at the start"

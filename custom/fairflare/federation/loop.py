@@ -19,7 +19,7 @@ from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.checks import Rejection, checked_metrics, silent
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation
 from fairflare.federation.messages import Answer, Instruction, Transport
-from fairflare.federation.preflight import inspect_preflight, refusal
+from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
 from fairflare.federation.sums import ServerSums
 from fairflare.rules.base import Outcome, Rule
@@ -78,7 +78,7 @@ class Federation:
         Raises:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
-        self._audit, self._attendance = AuditLog(self.folder / AUDIT), Attendance()
+        self._audit = AuditLog(self.folder / AUDIT)
         standing = self._open(initial)
         try:
             for number in range(standing.round + 1, self.rounds + 1):
@@ -116,10 +116,9 @@ class Federation:
         """
         asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
         answers = list(self.transport.exchange(asked))
-        statements, rejections = inspect_preflight(answers, all_versions())
-        rejections += silent(asked, answers) + (self.sums.learn(answers) if self.sums else [])
-        told = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
-        standing = dataclasses.replace(standing, declared={**told, **standing.declared})  # the first word counts
+        statements, rejections, standing = self._hear_statements(answers, standing)
+        rejections += silent(asked, answers)
+        self._attendance = Attendance(statements)
         found = {site: statement.to_json() for site, statement in statements.items()}
         shared = {"preflight": found, "rejected": _by_site(rejections), "model_sha256": self._sha256}
         if resumed:
@@ -132,6 +131,17 @@ class Federation:
             raise RunFailed(reason)
         return standing
 
+    def _hear_statements(
+        self, answers: Sequence[Answer], standing: Checkpoint
+    ) -> tuple[dict[str, Statement], list[Rejection], Checkpoint]:
+        """What sites say in preflight, whom that rejects, and the checkpoint with their numbers of examples."""
+        statements, rejections = inspect_preflight(answers, all_versions())
+        if self.sums is not None:
+            rejections += self.sums.learn(answers)
+        told = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
+        # The first word counts.
+        return statements, rejections, dataclasses.replace(standing, declared={**told, **standing.declared})
+
     def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
         """Leave the last good model as a plain file and say how the run ended."""
         save_model(self.folder / MODEL, standing.model)
@@ -139,7 +149,7 @@ class Federation:
 
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
-        answers, missing = self._train(standing, round)
+        answers, missing, standing = self._train(standing, round)
         exchanged = time.monotonic()
         verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
         rejections = verdict.rejections + missing
@@ -164,7 +174,7 @@ class Federation:
         save_checkpoint(self.folder / CHECKPOINT, after)
         return after
 
-    def _train(self, standing: Checkpoint, round: Round) -> tuple[list[Answer], list[Rejection]]:
+    def _train(self, standing: Checkpoint, round: Round) -> tuple[list[Answer], list[Rejection], Checkpoint]:
         """Ask the sites that are there to train, and knock at those that are not."""
         present, away = self._attendance.of(self._training_sites())
         instructions = {
@@ -174,12 +184,13 @@ class Federation:
         knocking = {site: Instruction("preflight", round, {}) for site in away}
         heard = list(self.transport.exchange(instructions | knocking))
         answers = [answer for answer in heard if answer.site in instructions]
-        missing = self._attendance.note(round.number, present, heard)
+        statements, refused, standing = self._hear_statements([a for a in heard if a.site in knocking], standing)
+        barred = turned_away(statements, refused)
+        missing = self._attendance.note(round.number, present, answers, away, set(statements) - set(barred), barred)
         if self.sums is None:
-            return answers, missing
-        self.sums.learn([answer for answer in heard if answer.site in knocking])
-        weighted, refused = self.sums.weighted(self.transport, answers, round, standing.declared)
-        return weighted, missing + refused
+            return answers, missing, standing
+        weighted, unheard = self.sums.weighted(self.transport, answers, round, standing.declared)
+        return weighted, missing + unheard, standing
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairflare.federation.checks import Refused, Rejection, check_tag, checked_count, first_good, is_number, left_out
+from fairflare.federation.checks import (
+    Refused,
+    Rejection,
+    check_tag,
+    checked_count,
+    first_good,
+    is_number,
+    left_out,
+    one_line,
+)
 from fairflare.federation.messages import Answer
 from fairflare.findings import KINDS, Finding, unpacked
 from fairflare.versions import NAMES, TEXT, differences
@@ -43,10 +52,20 @@ def inspect_preflight(
 def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> str:
     """Why the run cannot start, in one line; empty when it can. A silent site is no reason: others can go on."""
     lines = [f"{r.site}: {r.code} ({r.detail})" for r in rejections if r.code != "no_answer"]
-    for site, statement in statements.items():
-        errors = [f for f in statement.findings if f.level == "error"]
-        lines += [f"{site}: {f.split + ': ' if f.split else ''}{f.code}: {f.text}" for f in errors]
+    lines += [f"{site}: {line}" for site, statement in statements.items() for line in _errors(statement)]
     return "preflight: " + "; ".join(lines) if lines else ""
+
+
+def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> dict[str, Rejection]:
+    """Site -> why it may not join a federation that is under way."""
+    lines = {site: "; ".join(_errors(statement)) for site, statement in statements.items()}
+    found = {site: Rejection(site, "preflight", one_line(line)) for site, line in lines.items() if line}
+    return found | {r.site: r for r in rejections}
+
+
+def _errors(statement: Statement) -> list[str]:
+    errors = [f for f in statement.findings if f.level == "error"]
+    return [f"{f.split + ': ' if f.split else ''}{f.code}: {f.text}" for f in errors]
 
 
 def _checked(answer: Answer, here: Mapping[str, str]) -> Statement:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method with a site that drops out of a round and comes back, and one that joins late."""
+
+import json
+
+import pytest
+
+from fairflare import registry
+from fairflare.assembly import build_federation, build_parts, build_site, site_names
+from fairflare.config import make_config
+from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.memory import SiteMemory
+from fairflare.report.write import write_report
+
+AWAY, LATE, ROUNDS = "site-2", "site-4", 7
+HERE = [
+    {"site-1", "site-2", "site-3"},
+    {"site-1", "site-2", "site-3"},
+    {"site-1", "site-3"},  # site-2 misses the deadline
+    {"site-1", "site-3"},  # site-2 answers the knock, site-4 is connected and knocked at
+    {"site-1", "site-2", "site-3", "site-4"},
+    {"site-1", "site-2", "site-3", "site-4"},
+    {"site-1", "site-2", "site-3", "site-4"},
+]
+
+
+class Coming(InProcess):
+    """site-2 is silent in round 3, site-4 is not connected before round 4."""
+
+    number = 0
+
+    def sites(self):
+        return [site for site in super().sites() if site != LATE or self.number >= 3]
+
+    def exchange(self, instructions):
+        one = next(iter(instructions.values()))
+        self.number = max(self.number, one.round.number)
+        answering = {s: i for s, i in instructions.items() if not (s == AWAY and one.round.number == 3)}
+        yield from super().exchange(answering)
+
+
+def run(method, folder):
+    folder.mkdir()
+    values = {"model": "linear", "n_sites": 4, "batch_size": 512, "min_sites": 2, "keep_optimizer": True}
+    config = make_config(method, "support2:dirichlet", rounds=ROUNDS, values=values)
+    parts = build_parts(config)
+    initial = {key: value.clone() for key, value in parts.model.items()}
+    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    model = build_federation(config, parts, Coming(sites), folder, "local").run(initial)
+    return model, sites, [e for e in verify(folder / "audit.jsonl") if e["event"] == "round"]
+
+
+@pytest.mark.parametrize("method", registry.methods())
+def test_sites_come_and_go(method, tmp_path):
+    model, sites, rounds = run(method, tmp_path / "run")
+    assert [set(e["accepted"]) for e in rounds] == HERE
+    for entry in rounds:
+        weights = entry["weights"]
+        assert set(weights) == set(entry["accepted"])
+        assert sum(weights.values()) == pytest.approx(1.0) and min(weights.values()) >= 0
+    codes = [e["rejected"].get(AWAY, {}).get("code") for e in rounds]
+    assert codes == [None, None, "no_answer", "absent", None, None, None]
+    assert all(value.isfinite().all() for value in model.values())
+    # What the site kept in round 2 is what it went on from in round 5.
+    assert sites[AWAY].memory.at(ROUNDS) and sites[AWAY].memory.before(ROUNDS)
+    assert model_hash(model) == model_hash(run(method, tmp_path / "again")[0])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedce"])
+def test_the_report_tells_of_them(method, tmp_path):
+    run(method, tmp_path / "run")
+    write_report(tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert set(report["sites"]) == {"site-1", "site-2", "site-3", LATE}
+    assert [w is not None for w in report["sites"][LATE]["weight"]] == [False] * 4 + [True] * 3
+    assert "no_answer" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_site_goes_on_from_its_own_memory(tmp_path, monkeypatch):
+    """The optimizer state that site-2 starts round 5 with is the one that it ended round 2 with."""
+    started, original = {}, SiteMemory.before
+
+    def before(self, round):
+        found = original(self, round)
+        started.setdefault(id(self), {})[round] = max(map(float, steps(found)), default=0.0)
+        return found
+
+    monkeypatch.setattr(SiteMemory, "before", before)
+    _, sites, _ = run("fedavg", tmp_path / "run")
+    found = started[id(sites[AWAY].memory)]
+    per_round = found[2]
+    assert per_round > 0 and found == {1: 0, 2: per_round, 5: 2 * per_round, 6: 3 * per_round, 7: 4 * per_round}
+
+
+def steps(kept):
+    """Adam's step counters, wherever they lie."""
+    for key, value in kept.items():
+        if isinstance(value, dict):
+            yield from steps(value)
+        elif key == "step":
+            yield value
