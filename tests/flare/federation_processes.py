@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 from fairflare.cli import main
@@ -41,9 +42,9 @@ def bare_python(folder):
 
 
 class Federation:
-    """One federation below ``folder``; ``script`` is poc.sh or provisioned.sh."""
+    """One federation below ``folder``; ``script`` is poc.sh or provisioned.sh; ``more`` goes into its environment."""
 
-    def __init__(self, script, folder):
+    def __init__(self, script, folder, **more):
         self.script, self.folder, self.port = SCRIPTS / script, folder, free_port()
         self.python = bare_python(folder.parent / "python")
         self.kits = folder / ("poc/fairflare_poc/prod_00" if script == "poc.sh" else "sites")
@@ -54,6 +55,7 @@ class Federation:
             "FAIRFLARE_PYTHON": sys.executable,
             "FAIRFLARE_WORKSPACE": str(folder),
             "FAIRFLARE_PORT": str(self.port),
+            **more,
         }
         self.cli = {**self.environment, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
 
@@ -105,6 +107,14 @@ class Federation:
         """The federation's processes."""
         return processes().running(str(self.folder))
 
+    def running_for(self, name):
+        """Role -> the process of one kit's owner: "daemon", "service" or "job"."""
+        return {_role(process): process for process in processes().running(str(self.kits / name))}
+
+    def states(self):
+        """The server's state folders, one per federation that a job has begun."""
+        return set(self.kits.glob("localhost/fairflare_state/*"))
+
 
 def processes():
     """poc_workspace/federation.py as a module."""
@@ -115,9 +125,9 @@ def processes():
 
 
 @contextlib.contextmanager
-def federation(script, folder, *options):
+def federation(script, folder, *options, **more):
     """A started federation; its processes end whatever happens within."""
-    made = Federation(script, folder)
+    made = Federation(script, folder, **more)
     try:
         made.sh("prepare", *options)
         made.sh("start")
@@ -148,6 +158,20 @@ def in_process(folder, *run):
     except SystemExit as end:
         assert end.code == 0
     return check_run(folder)[-1]["model_sha256"]
+
+
+def until(found, seconds=120):
+    """What ``found`` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (what := found()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+    return what
+
+
+def _role(process):
+    words = " ".join(process.info["cmdline"])
+    return "daemon" if "start.sh" in words else "service" if "_train " in words else "job"
 
 
 def _call(command, environment, check):

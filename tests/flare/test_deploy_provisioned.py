@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from federation_processes import ROOT, check_run, federation, in_process, processes
 
+from fairflare.federation.audit import verify
 from fairflare.site_config import read_site_config
 from own_folder import write_tables
 
@@ -139,6 +140,21 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     assert entries[0]["sites"] == list(HOSPITALS)
     settings = json.loads((local(strict, "hospital-b") / "resources.json").read_text())
     assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]
+
+
+def test_a_site_with_another_version_of_the_package_keeps_a_run_from_starting(strict, tmp_path):
+    file = local(strict, "hospital-a") / "custom" / "fairflare" / "versions.py"
+    as_installed = file.read_bytes()
+    file.write_bytes(as_installed + b"# changed at this hospital\n")
+    try:
+        done = prod(strict, LEAD, "fedavg", *SUPPORT2, "--preinstalled", out=tmp_path / "run", check=False)
+    finally:
+        file.write_bytes(as_installed)
+    told = [line for line in done.stderr.splitlines() if "preflight: hospital-a: versions: package_sha256 " in line]
+    assert done.returncode == 1 and told == [last_line(done)], done.stderr
+    assert not any(f"hospital-{other}: " in told[0] for other in "bc")
+    entries = verify(tmp_path / "run" / "audit.jsonl")
+    assert [e["event"] for e in entries] == ["start", "finish"] and entries[-1]["status"] == "failed"
 
 
 def test_the_sample_settings_name_what_there_is():

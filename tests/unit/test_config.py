@@ -76,6 +76,8 @@ BAD = [
     (("fedavg", TASK), {"values": {"trainer": "lion"}}, "unknown trainer 'lion'; known: .*gsam"),
     (("fedavg", "support2:dirichlet"), {"sites": 1}, "n_sites.*1"),
     (("fedavg", TASK), {"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+    (("fedavg", TASK), {"values": {"clients": "a,b,c,A"}}, "clients: expected 4 different names"),
+    (("fedavg", TASK), {"values": {"task_timeout": 0}}, "task_timeout: expected a whole number of at least 1, got 0"),
     (("fedavg", TASK), {"values": {"min_sites": 9}}, "min_sites: expected at most the task's 4 sites, got 9"),
 ]
 

@@ -11,6 +11,7 @@ from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.rules.fedavg import FedAvg
+from fairflare.rules.fedism import FedISM
 from helpers import initial_model, make_federation, make_sites
 
 
@@ -220,3 +221,53 @@ def test_another_configuration_does_not_continue_a_run(tmp_path):
     other.header = {"config_sha256": "another"}
     with pytest.raises(UserError, match="another configuration"):
         other.run(initial_model())
+
+
+def test_equal_weights_are_written_down_as_such(tmp_path):
+    make_federation(tmp_path, rule=FedISM(q=0.0)).run(initial_model())
+    rounds = [e for e in verify(tmp_path / "audit.jsonl") if e["event"] == "round"]
+    assert all(e["notes"]["weights"] == "uniform" for e in rounds)
+
+
+def test_late_and_second_answers_are_ignored_and_audited(tmp_path):
+    """In round 2 site-1 answers twice and site-2 sends its answer to round 1 once more before the real one."""
+    kept = {}
+
+    class Replayed(InProcess):
+        def exchange(self, instructions):
+            answers = list(super().exchange(instructions))
+            one = next(iter(instructions.values()))
+            if one.task == "train":
+                kept[one.round.number] = answers
+            if one.task == "train" and one.round.number == 2:
+                answers = [kept[1][1], *answers, answers[0]]
+            return answers
+
+    plain = make_federation(tmp_path / "plain", InProcess(make_sites()))
+    replayed = make_federation(tmp_path / "replayed", Replayed(make_sites()))
+    models = []
+    for federation in (plain, replayed):
+        federation.folder.mkdir()
+        models.append(federation.run(initial_model()))
+    assert model_hash(models[0]) == model_hash(models[1])
+    second = [e for e in verify(tmp_path / "replayed" / "audit.jsonl") if e["event"] == "round"][1]
+    assert second["flags"]["site-1"] == ["duplicate"] and set(second["accepted"]) == {"site-1", "site-2", "site-3"}
+
+
+class Opened:
+    """What runs when the pickle is loaded without care."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_checkpoint_that_was_replaced_runs_nothing(tmp_path):
+    make_federation(tmp_path).run(initial_model())
+    trap = tmp_path / "opened"
+    torch.save({"round": 1, "model": {}, "state": Opened(trap), "declared": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(Exception, match="[Ww]eights.only|Unsupported"):
+        make_federation(tmp_path).run(initial_model())
+    assert not trap.exists()
