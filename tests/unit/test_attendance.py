@@ -51,6 +51,16 @@ def test_an_answer_to_a_knock_is_no_contribution(tmp_path):
     assert set(rounds_of(tmp_path)[2]["accepted"]) == {"site-1", "site-3"}
 
 
+def test_the_final_evaluation_does_not_wait_for_a_site_that_is_away(tmp_path):
+    transport = Away(make_sites(3), rounds=(5,))
+    make_federation(tmp_path, transport, rounds=5).run(initial_model())
+    number, asked = transport.asked[-1]
+    assert set(asked.items()) == {("site-1", "evaluate"), ("site-3", "evaluate")}
+    evaluation = verify(tmp_path / "audit.jsonl")[-2]
+    assert set(evaluation["sites"]) == {"site-1", "site-3"}
+    assert evaluation["rejected"] == {"site-2": {"code": "absent", "detail": "no answer since round 5"}}
+
+
 def test_an_error_is_an_answer():
     attendance = Attendance(["a", "b"])
     assert [r.code for r in attendance.note(1, ["a", "b"], [Answer("a", error="x")], [], [], {})] == ["no_answer"]

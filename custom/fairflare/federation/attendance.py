@@ -46,13 +46,17 @@ class Attendance:
             passed: those of them that have passed preflight; they train from the next round on.
             refused: those that answered and may not train, with the reason.
         """
-        rejections = [refused.get(site) or Rejection(site, "absent", self._since(site)) for site in away]
+        rejections = [refused.get(site) or missing for site, missing in zip(away, self.absent(away))]
         self._present |= set(passed)
         for site in sorted(set(asked) - {answer.site for answer in answers}):
             self._present.discard(site)
             self._missed[site] = round
             rejections.append(Rejection(site, "no_answer", "no answer in time"))
         return rejections
+
+    def absent(self, away: Iterable[str]) -> list[Rejection]:
+        """The rejections of sites that nobody waits for."""
+        return [Rejection(site, "absent", self._since(site)) for site in away]
 
     def _since(self, site: str) -> str:
         if site in self._missed:

@@ -215,12 +215,13 @@ class Federation:
         return complete, answers, refused + silent(asked, answers)
 
     def _evaluate(self, model: StateDict) -> None:
-        """Ask every site how the final model does on its own validation and test splits."""
+        """Ask every site that is there how the final model does on its own validation and test splits."""
         last = Round(self.rounds, self.rounds)
-        asked = {site: Instruction("evaluate", last, model) for site in self.transport.sites()}
+        present, away = self._attendance.of(self.transport.sites())
+        asked = {site: Instruction("evaluate", last, model) for site in present}
         answers = list(self.transport.exchange(asked))
         sites, rejections = inspect_evaluation(answers, last.number, self.groups)
-        rejected = _by_site(rejections + silent(asked, answers))
+        rejected = _by_site(rejections + silent(asked, answers) + self._attendance.absent(away))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
 
     def _log(self, event: str, **content: Any) -> None:
