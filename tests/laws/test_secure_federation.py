@@ -10,10 +10,14 @@ import torch
 
 from fairflare.assembly import Credentials, build_federation, build_parts, build_site, run_local, site_names
 from fairflare.config import make_config
+from fairflare.contracts import Round
 from fairflare.errors import RunFailed, UserError
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
+from fairflare.federation.messages import Instruction
 from fairflare.federation.site_sums import SiteSums
+from fairflare.privacy.masks import combine
+from fairflare.privacy.sums import SumRefused
 from fairflare.report.write import write_report
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
@@ -246,6 +250,56 @@ def test_a_site_without_a_key_stops_the_run_before_it_starts(tmp_path):
 
     with pytest.raises(RunFailed, match="site-2: key"):
         federate(config_of("masks"), tmp_path / "run", fault=fault)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Four sites that have trained in round 1, a function that asks one of them, and the order of their sum."""
+    config = config_of("masks")
+    parts = build_parts(config)
+    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    statements = {name: site.handle(Instruction("preflight", Round(1, 5), {})).sealed for name, site in sites.items()}
+
+    def ask(site, task, number=1, model=None, **sealed):
+        return sites[site].handle(
+            Instruction(task, Round(number, 5), parts.model if model is None else model, {}, sealed)
+        )
+
+    for name in sites:
+        ask(name, "train")
+    return ask, {"attempt": 0, "statements": statements}, parts.model
+
+
+def test_a_site_weighs_once_per_round_and_after_its_own_sum_only(asked):
+    """With two sums of the server's making a site's weights would follow from the ratio of its two updates."""
+    ask, order, _ = asked
+    with pytest.raises(SumRefused, match="no sum of this round"):
+        ask("site-1", "weigh", sums=[1e9, 0.0, 1e9])
+    sealed = [ask(site, "sum", **order).sealed["sum"] for site in SITES]
+    sums = combine(sealed)
+    first = ask("site-1", "weigh", sums=sums)
+    again = ask("site-1", "weigh", sums=sums)
+    assert all(torch.equal(first.update[key], again.update[key]) for key in first.update)
+    with pytest.raises(SumRefused, match="a second sum"):
+        ask("site-1", "weigh", sums=[10 * sums[0], sums[1], 10 * sums[2]])
+
+
+def test_a_site_that_is_trained_twice_does_not_seal_twice(asked):
+    """The same masks over other numbers would tell the difference."""
+    ask, order, model = asked
+    ask("site-1", "sum", **order)
+    ask("site-1", "train", model={key: value * 1.5 for key, value in model.items()})
+    with pytest.raises(SumRefused, match="a second training"):
+        ask("site-1", "sum", **order)
+    with pytest.raises(SumRefused, match="nothing was trained"):
+        ask("site-1", "sum", number=2, **order)
+
+
+def test_sums_below_a_sites_own_numbers_are_refused(asked):
+    ask, order, _ = asked
+    ask("site-1", "sum", **order)
+    with pytest.raises(ValueError, match="smaller than a summand"):
+        ask("site-1", "weigh", sums=[1e-300, 0.0, 1e-300])
 
 
 def test_encrypted_sums_end_in_the_same_model(tmp_path):

@@ -30,6 +30,8 @@ class SiteSums:
         self._rule, self._scheme, self._memory = rule, scheme, memory
         self._held: Answer | None = None
         self._terms: tuple[float, ...] = ()
+        self._sealed: tuple[int, tuple[float, ...]] | None = None
+        self._opened: tuple[int, Any] | None = None
 
     def statement(self) -> Sealed:
         """What the other sites need to know of this one."""
@@ -42,17 +44,26 @@ class SiteSums:
         return Answer(site=answer.site, round=answer.round, n_examples=answer.n_examples)
 
     def seal(self, instruction: Instruction) -> Answer:
-        """The answer to "sum"; raises SumRefused."""
+        """The answer to "sum"; raises SumRefused, for other numbers in a round too: their masks could be the same."""
         held = self._answer_of(instruction)
         told = instruction.sealed
         order = SumOrder(instruction.round.number, int(told["attempt"]), dict(told["statements"]))
-        return Answer(site=held.site, round=held.round, sealed=self._scheme.seal(self._terms, order))
+        if self._sealed is not None and self._sealed[0] == held.round and self._sealed[1] != self._terms:
+            raise SumRefused("a second training in one round")
+        sealed = self._scheme.seal(self._terms, order)
+        self._sealed = (held.round, self._terms)
+        return Answer(site=held.site, round=held.round, sealed=sealed)
 
     def weigh(self, instruction: Instruction) -> Answer:
         """The answer to "weigh": the withheld one with p_k D_k in place of D_k, and without the numbers behind p_k."""
-        held = self._answer_of(instruction)
-        sums = self._scheme.open(instruction.sealed["sums"], len(self._terms))
+        held, total = self._answer_of(instruction), instruction.sealed["sums"]
+        if self._sealed != (held.round, self._terms):
+            raise SumRefused("no sum of this round's numbers")
+        if self._opened is not None and self._opened[0] == held.round and self._opened[1] != total:
+            raise SumRefused("a second sum of one round")  # two weighted updates would tell their weights' ratio
+        sums = self._scheme.open(total, len(self._terms))
         weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
+        self._opened = (held.round, total)
         kept_already = self._memory.at(held.round) or self._memory.before(held.round)
         self._memory.keep(held.round, {**kept_already, KEPT: keep})
         return dataclasses.replace(
