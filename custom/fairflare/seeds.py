@@ -21,3 +21,10 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def forget_seeds() -> None:
+    """Seed the global generators from the system's entropy: nobody can foretell what is drawn next."""
+    random.seed()
+    np.random.seed()
+    torch.seed()

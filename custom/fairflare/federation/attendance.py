@@ -48,11 +48,15 @@ class Attendance:
         """
         rejections = [refused.get(site) or missing for site, missing in zip(away, self.absent(away))]
         self._present |= set(passed)
-        for site in sorted(set(asked) - {answer.site for answer in answers}):
+        missed = sorted(set(asked) - {answer.site for answer in answers})
+        self.missed(round, missed)
+        return rejections + [Rejection(site, "no_answer", "no answer in time") for site in missed]
+
+    def missed(self, round: int, sites: Iterable[str]) -> None:
+        """Take note of ``sites`` that let a deadline of this round pass."""
+        for site in sites:
             self._present.discard(site)
             self._missed[site] = round
-            rejections.append(Rejection(site, "no_answer", "no answer in time"))
-        return rejections
 
     def absent(self, away: Iterable[str]) -> list[Rejection]:
         """The rejections of sites that nobody waits for."""

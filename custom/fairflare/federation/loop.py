@@ -206,13 +206,15 @@ class Federation:
         """Show the anchor to the accepted sites; a site counts in the round once it has answered both times."""
         asked = {reply.site: Instruction("compare", round, anchor) for reply in replies}
         answers = list(self.transport.exchange(asked))
+        missing = silent(asked, answers)
+        self._attendance.missed(round.number, [rejection.site for rejection in missing])
         found, refused = self.gate.inspect_second(answers, round.number)
         complete = [
             dataclasses.replace(reply, scalars={**reply.scalars, **found[reply.site]})
             for reply in replies
             if reply.site in found
         ]
-        return complete, answers, refused + silent(asked, answers)
+        return complete, answers, refused + missing
 
     def _evaluate(self, model: StateDict) -> None:
         """Ask every site that is there how the final model does on its own validation and test splits."""

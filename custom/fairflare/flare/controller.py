@@ -29,6 +29,8 @@ from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 
 KNOCK = "preflight"
+KNOCK_STANDS = 5
+"""Checks of FLARE's tasks: a little longer than a site waits between two questions, so that it meets a knock."""
 
 
 class FairController(ModelController):
@@ -104,13 +106,18 @@ class FairController(ModelController):
                 blocking=False,
                 callback=self._receive,
             )
-        while self.get_num_standing_tasks() and not (knocking and awaited <= {a.site for a in self._inbox}):
+        checks = 0
+        while self.get_num_standing_tasks() and not (knocking and checks >= KNOCK_STANDS and self._heard(awaited)):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
+            checks += 1
         if knocking:
             self._end_knocks()
         yield from self._inbox
+
+    def _heard(self, awaited: set[str]) -> bool:
+        return awaited <= {answer.site for answer in self._inbox}
 
     def _end_knocks(self) -> None:
         """Nothing of this exchange stands when the next one begins."""

@@ -36,7 +36,7 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 from fairflare.assembly import site_names
 from fairflare.config import RunConfig
 from fairflare.errors import RunFailed, UserError
-from fairflare.federation.loop import AUDIT
+from fairflare.federation.loop import AUDIT, CHECKPOINT
 from fairflare.flare.places import RESULT
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.simulate import LOG
@@ -102,7 +102,8 @@ def run_deployed(
             raise
         _fetch(server, job, Path(scratch), folder)
     if meta.get("status") not in GOOD or _last_entry(folder).get("status") != "completed":
-        raise RunFailed(f"job {job}: {_reason(meta, folder)}")
+        again = f"; {_again(config.federation or job)}" if (folder / CHECKPOINT).is_file() else ""
+        raise RunFailed(f"job {job}: {_reason(meta, folder)}{again}")
     return job
 
 
@@ -240,8 +241,7 @@ def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Wa
             return meta
         if status == RUNNING and server.began() != began:
             # FLARE goes on saying that such a job runs.
-            again = f"the same run with --set federation={federation} continues after its last round"
-            raise RunFailed(f"job {job}: the server has started anew and lost it; {again}")
+            raise RunFailed(f"job {job}: the server has started anew and lost it; {_again(federation)}")
         if time.monotonic() > deadline:
             raise Late(f"job {job}: not over in time, but {'; '.join([status, *_waits(meta)[-1:]])}")
         time.sleep(POLL)
@@ -261,6 +261,10 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     told = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
     told = told or "".join(_waits(meta)[-1:]) or "no reason given"
     return f"{meta.get('status')}: {told}" + (f"; {ABORTED}" if told.endswith("the job was aborted") else "")
+
+
+def _again(federation: str) -> str:
+    return f"the same run with --set federation={federation} continues after its last round"
 
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:

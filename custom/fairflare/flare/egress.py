@@ -23,6 +23,8 @@ from fairflare.privacy.egress import Egress, EgressRefused
 
 META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", "sealed", MetaKey.INITIAL_METRICS})
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
+OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_privacy_accountant"})
+"""What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
 """An error's name: nothing that could be a path or carry a message."""
 
@@ -58,7 +60,7 @@ class EgressFilter(DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Raise EgressRefused unless everything in ``dxo`` is on the list."""
-        extra = [key for key in dxo.meta if key not in META]
+        extra = [key for key in dxo.meta if key not in META | OF_FILTERS]
         if extra:
             raise EgressRefused("meta: a name that is not on the list")
         tags = [dxo.meta.get(key) for key in ("fairflare", "round")]

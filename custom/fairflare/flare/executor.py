@@ -21,6 +21,7 @@ from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
 from fairflare.flare.places import federation_id, memory_file, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
+from fairflare.seeds import forget_seeds
 
 LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
@@ -60,6 +61,10 @@ class FairExecutor(Executor):
         except Exception as error:
             self._log_here(task_name, error, fl_ctx)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: _public_name(error)})
+        finally:
+            # A site's privacy filters come next and draw their noise from NumPy's global generator, which the site's
+            # work has seeded with what the server knows.
+            forget_seeds()
 
     def _log_here(self, task_name: str, error: Exception, fl_ctx: FLContext) -> None:
         """Put the traceback into a file of the site's own: FLARE's sites may stream their error log to the server."""

@@ -110,7 +110,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
     job.to_server(controller)
     for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=TASKS)
-    job.to_clients(EgressFilter(for_sites), tasks=["*"], filter_type=FilterType.TASK_RESULT)
+    job.to_clients(EgressFilter(for_sites), tasks=TASKS, filter_type=FilterType.TASK_RESULT)
     if simulation:
         job.to_server({"server": {"task_request_interval": SHORT}})
         job.to_clients({"default_task_fetch_interval": SHORT})
