@@ -31,15 +31,13 @@ from fairflare.federation.loop import AUDIT, Federation, Observer
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
 from fairflare.federation.site import Site, predict
-from fairflare.federation.site_sums import SiteSums
 from fairflare.federation.state import save_json
-from fairflare.federation.sums import ServerSums
 from fairflare.findings import Finding
-from fairflare.privacy.ckks import new_contexts
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.schemes import LARGEST, NONE, Credentials, server_half, site_scheme
+from fairflare.privacy.schemes import NONE, Credentials, sealed_sizes
 from fairflare.probes.base import Probe
-from fairflare.rules.base import Rule, SiteWeighted
+from fairflare.rules.base import Rule
+from fairflare.secure_sums import new_credentials, server_sums, site_sums
 from fairflare.seeds import derive, seed_everything
 from fairflare.site_config import find_site_config, stricter
 from fairflare.versions import versions
@@ -127,20 +125,15 @@ def build_federation(
         "config_sha256": config.sha256(),
         "versions": versions(),
     }
-    secret = config.secure_sum != NONE
-    rule = SiteWeighted() if secret else parts.rule
     gate = Gate(
         trainable=parts.trainable,
-        scalars=() if secret else parts.scalars(anchored=False),
-        wanted=rule.wanted,
+        scalars=parts.scalars(anchored=False),
+        wanted=parts.rule.wanted,
         anchored=parts.scalars(anchored=True),
     )
-    sums = None
-    if secret:
-        sums = ServerSums(*server_half(config.secure_sum, config.sha256(), credentials or Credentials()))
     return Federation(
-        rule=rule,
-        sums=sums,
+        rule=parts.rule,
+        sums=server_sums(config, parts, credentials or Credentials()),
         gate=gate,
         transport=transport,
         rounds=config.training["rounds"],
@@ -168,7 +161,7 @@ def allowed(parts: Parts, secure_sum: str) -> Egress:
         scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
         metrics=frozenset((*parts.task.metrics, "loss", "train_loss")),
         groups=parts.grouping.names,
-        sealed=LARGEST[secure_sum] * parts.rule.n_terms if secret else 0,
+        sealed=sealed_sizes(secure_sum, parts.rule.n_terms) if secret else range(0),
     )
 
 
@@ -229,10 +222,9 @@ def build_site(
         found, data = preflight(parts.task, known.get(name, name), own, parts.grouping, min_count)
         return found, data.on(execution.device) if data is not None else None
 
-    kept, sums = SiteMemory(memory), None
-    if config.secure_sum != NONE:
-        scheme = site_scheme(config.secure_sum, name, config.sha256(), credentials or Credentials())
-        sums = SiteSums(parts.rule, scheme, kept)
+    if own and own.secure_sum and config.secure_sum == NONE:
+        raise DataError("secure_sum", f"site {name}: takes part in jobs with secure_sum only")
+    kept = SiteMemory(memory)
     return Site(
         name=name,
         data=None,
@@ -250,7 +242,7 @@ def build_site(
         egress=allowed(parts, config.secure_sum),
         look=look,
         tell=tell,
-        sums=sums,
+        sums=site_sums(config, parts, name, kept, credentials or Credentials()),
     )
 
 
@@ -285,7 +277,7 @@ def run_local(
     """
     parts = parts or build_parts(config)
     initial = parts.model
-    at_site, at_server = _credentials(config)
+    at_site, at_server = new_credentials(config)
     sites = {}
     for name in site_of_client(config, parts.task):
         own = folder / SITES / f"{name}.pt"
@@ -295,14 +287,6 @@ def run_local(
     final = build_federation(config, parts, InProcess(sites), folder, "local", observers, at_server).run(initial)
     shutil.rmtree(folder / SITES, ignore_errors=True)  # nothing is left to continue
     return final
-
-
-def _credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
-    """The sites' and the server's for a run of this process."""
-    if config.secure_sum != "ckks":
-        return Credentials(), Credentials()
-    at_site, at_server = new_contexts()
-    return Credentials(ckks=lambda: at_site), Credentials(ckks=lambda: at_server)
 
 
 def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:

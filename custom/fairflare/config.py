@@ -15,6 +15,7 @@ from fairflare.clinic import tasks
 from fairflare.clinic.base import Task
 from fairflare.contracts import Offer, Training
 from fairflare.errors import UserError
+from fairflare.privacy.ckks import MOST_Q
 from fairflare.privacy.schemes import NONE, check_scheme
 from fairflare.privacy.sums import LEAST
 from fairflare.rules.base import SummedRule
@@ -212,6 +213,10 @@ def _enough_for_sums(
         raise UserError(f"secure_sum: {method} weighs by more than sums over the sites")
     if reason := rule.unsummable():
         raise UserError(f"secure_sum: {reason}")
+    if choices["secure_sum"] == "ckks" and getattr(rule, "q", 0) > MOST_Q:
+        raise UserError(
+            f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {rule.q:g}"
+        )
     if n_sites - bool(choices["leave_out"]) < LEAST:
         raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
     if "min_sites" in values and choices["min_sites"] < LEAST:

@@ -27,6 +27,7 @@ class SiteConfig:
         num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
         cache_rate: share of the images that stay in memory once read, in [0, 1].
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+        secure_sum: True takes part in jobs with secure sums only.
         site: the site's name; the job gives it, the file does not.
     """
 
@@ -37,6 +38,7 @@ class SiteConfig:
     num_workers: int = 0
     cache_rate: float = 1.0
     min_count: int | None = 10
+    secure_sum: bool = False
     site: str = ""
 
 
@@ -81,6 +83,9 @@ def read_site_config(path: Path) -> SiteConfig:
     share = content.get("cache_rate", 1.0)
     if type(share) not in (int, float) or not 0 <= share <= 1:
         raise UserError(f"site configuration {path.name}: cache_rate: expected a number from 0 to 1, got {share!r}")
+    if type(content.get("secure_sum", False)) is not bool:
+        got = content["secure_sum"]
+        raise UserError(f"site configuration {path.name}: secure_sum: expected true or false, got {got!r}")
     for key in ("data_root", "datalist"):
         if not isinstance(content.get(key, ""), str):
             raise UserError(f"site configuration {path.name}: {key}: expected a path, got {content[key]!r}")

@@ -74,6 +74,23 @@ def test_a_job_that_brings_its_code_and_finds_each_hospitals_data(three, tmp_pat
         )
 
 
+def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_path):
+    secret = [*SUPPORT2, "--set", "secure_sum=masks"]
+    expected = in_process(tmp_path / "local", "fedism-plus", *secret)
+    prod(three, LEAD, "fedism-plus", *secret, out=tmp_path / "run")
+    entries = check_run(tmp_path / "run", expected)
+    assert all(
+        not e["weights"] and not any(a["scalars"] for a in e["accepted"].values()) for e in entries if "weights" in e
+    )
+    (log,) = three.kits.glob(f"hospital-a/{job_of(tmp_path / 'run')}/log.txt")
+    assert "SumRefused" not in log.read_text()
+
+
+def job_of(run):
+    """Id of the job whose run this is, from the submitter's copy of the server's log."""
+    return re.search(r"run=([0-9a-f-]{36})", (run / "flare_log.txt").read_text())[1]
+
+
 def test_who_may_not_submit_is_told_so(three, tmp_path):
     done = prod(three, LOCAL_IT, "fedavg", *SUPPORT2, out=tmp_path / "run", check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

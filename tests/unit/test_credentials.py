@@ -2,6 +2,7 @@
 """Startup kits as identities: a key counts when root, certificate and signature agree."""
 
 import datetime
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,21 +13,42 @@ from cryptography.x509.oid import NameOID
 
 from fairflare.errors import UserError
 from fairflare.flare.credentials import Certificate, server_credentials, site_credentials
-from fairflare.privacy.masks import MaskedSums, combine, verified
+from fairflare.privacy.pairs import PairwiseKeys, verified
 from fairflare.privacy.sums import NoIdentity, SumOrder, SumRefused
 
 RUN = "a run"
+USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 def named(text):
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def certificate(subject, key, issuer, signer):
+def certificate(subject, key, issuer, signer, days=(-1, 1), role=None, ca=False):
     now = datetime.datetime.now(datetime.timezone.utc)
-    built = x509.CertificateBuilder().subject_name(named(subject)).issuer_name(named(issuer))
+    name = named(subject)
+    if role:
+        name = x509.Name([*name, x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)])
+    built = x509.CertificateBuilder().subject_name(name).issuer_name(named(issuer))
+    built = built.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    if ca:
+        built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        usage = dict.fromkeys(USAGES, False) | {"key_cert_sign": True, "digital_signature": True}
+        built = built.add_extension(x509.KeyUsage(**usage), critical=True)
     built = built.public_key(key.public_key()).serial_number(x509.random_serial_number())
-    built = built.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    first, last = (now + datetime.timedelta(days=n) for n in days)
+    built = built.not_valid_before(first).not_valid_after(last)
     made = built.sign(signer, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM)
 
@@ -35,11 +57,12 @@ def new_key():
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
-def write_kit(folder, site, root, root_pem):
+def write_kit(folder, site, root, root_pem, **certified):
     folder.mkdir()
     key = new_key()
     (folder / "rootCA.pem").write_bytes(root_pem)
-    (folder / "client.crt").write_bytes(certificate(site, key, "root", root))
+    (folder / "fed_client.json").write_text(json.dumps({"servers": [{"name": "hub", "identity": "hub.org"}]}))
+    (folder / "client.crt").write_bytes(certificate(site, key, "root", root, **certified))
     (folder / "client.key").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -52,18 +75,22 @@ def write_kit(folder, site, root, root_pem):
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
-    """The kits of three sites of one federation, and of a "b" of another."""
+    """The kits of three sites of one federation, of a "b" of another, and of some that are no sites, or no longer."""
     folder, found = tmp_path_factory.mktemp("kits"), {}
     for federation, sites in (("ours", "abc"), ("theirs", "b")):
         root = new_key()
-        pem = certificate("root", root, "root", root)
+        pem = certificate("root", root, "root", root, ca=True)
         for site in sites:
             found[federation, site] = write_kit(folder / f"{federation}_{site}", site, root, pem)
+        if federation == "ours":
+            found["admin"] = write_kit(folder / "admin", "b", root, pem, role="lead")
+            found["server"] = write_kit(folder / "server", "hub.org", root, pem)
+            found["expired"] = write_kit(folder / "expired", "b", root, pem, days=(-9, -1))
     return found
 
 
 def member(site, kit):
-    return MaskedSums(site, RUN, Certificate(kit, signs=True))
+    return PairwiseKeys(site, RUN, Certificate(kit, signs=True))
 
 
 def order_of(sites):
@@ -72,17 +99,31 @@ def order_of(sites):
 
 def test_sites_of_one_federation_believe_each_other(kits):
     sites = {site: member(site, kits["ours", site]) for site in "abc"}
-    order = order_of(sites)
-    assert combine([site.seal([2.0], order)["sum"] for site in sites.values()]) == [6.0]
+    for site in sites.values():
+        site.check(order_of(sites))
 
 
 @pytest.mark.parametrize("forger", [("theirs", "b"), ("ours", "c"), None], ids=str)
 def test_a_key_in_anothers_name_is_refused(kits, forger):
     """By a certificate of another federation, of another site, or by none: the server cannot take a site's place."""
     sites = {site: member(site, kits["ours", site]) for site in "abc"}
-    sites["b"] = member("b", kits[forger]) if forger else MaskedSums("b", RUN, NoIdentity())
+    sites["b"] = member("b", kits[forger]) if forger else PairwiseKeys("b", RUN, NoIdentity())
     with pytest.raises(SumRefused, match="b: a key that is not its own"):
-        sites["a"].seal([2.0], order_of(sites))
+        sites["a"].check(order_of(sites))
+
+
+@pytest.mark.parametrize("kit, name", [("admin", "b"), ("server", "hub.org"), ("expired", "b")])
+def test_who_is_no_site_has_no_say(kits, kit, name):
+    """Server and administrators have certificates of the same root: a roster cannot be filled with them."""
+    sites = {site: member(site, kits["ours", site]) for site in "ac"} | {name: member(name, kits[kit])}
+    with pytest.raises(SumRefused, match=f"{name}: a key that is not its own"):
+        sites["a"].check(order_of(sites))
+
+
+def test_a_kit_that_lacks_its_key_is_not_taken_for_a_simulation(tmp_path):
+    (tmp_path / "fed_client.json").write_text("{}")
+    with pytest.raises(UserError, match="lacks rootCA.pem or client.key"):
+        site_credentials(context_of(tmp_path))
 
 
 @pytest.mark.parametrize("part", ["key", "certificate", "signature"])

@@ -87,7 +87,8 @@ COMPARE = {
     "sealed": {},
 }
 EMPTY = {**COMPARE, "scalars": {}, "seconds": {}}
-SECRET = dataclasses.replace(EGRESS, scalars=(), sealed=816)
+SECRET = dataclasses.replace(EGRESS, scalars=(), sealed=range(816, 817))
+WEIGHED = {**TRAIN, "scalars": {}, "metrics": {"auc": 0.5}}
 
 
 def test_what_is_agreed_on_passes():
@@ -159,25 +160,31 @@ def test_neither_site_nor_job_can_be_laxer_than_the_other(own, job, expected):
 
 
 def test_with_secure_sums_sealed_numbers_leave_and_plain_ones_do_not():
-    key = {"key": "0f" * 32, "certificate": "-----BEGIN CERTIFICATE-----\nAb+/=\n", "signature": "Ab=="}
+    key = {"key": "0f" * 32, "signature": "Ab=="}
     SECRET.check("preflight", **{**EMPTY, "sealed": key})
     SECRET.check("train", **{**EMPTY, "n_examples": 30})
     SECRET.check("sum", **{**EMPTY, "sealed": {"sum": bytes(816)}})
-    SECRET.check("weigh", **{**TRAIN, "scalars": {}})
+    SECRET.check("weigh", **WEIGHED)
 
 
 @pytest.mark.parametrize(
     "egress, task, answer",
     [
         (SECRET, "train", {**TRAIN, "scalars": {}}),
-        (SECRET, "weigh", TRAIN),
-        (SECRET, "weigh", {**TRAIN, "scalars": {}, "sealed": {"sum": bytes(816)}}),
+        (SECRET, "weigh", {**WEIGHED, "scalars": {"loss": 1.0}}),
+        (SECRET, "weigh", {**WEIGHED, "metrics": {"loss": 0.5}}),
+        (SECRET, "weigh", {**WEIGHED, "metrics": {"train_loss": 0.5}}),
+        (SECRET, "weigh", {**WEIGHED, "sealed": {"sum": bytes(816)}}),
+        (SECRET, "sum", {**EMPTY, "sealed": {"sum": bytes(815)}}),
         (SECRET, "sum", {**EMPTY, "sealed": {"sum": bytes(817)}}),
         (SECRET, "sum", {**EMPTY, "sealed": {"sum": "text"}}),
         (SECRET, "sum", {**EMPTY, "sealed": {"name": "Doe"}}),
         (SECRET, "sum", {**EMPTY, "metrics": {"auc": 0.5}}),
         (SECRET, "preflight", {**EMPTY, "sealed": {"key": "patient: 17"}}),
         (SECRET, "preflight", {**EMPTY, "sealed": {"key": "a" * 20_000}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"signature": "a" * 1025}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"signature": "Mrs Doe, born 1960"}}),
+        (SECRET, "preflight", {**EMPTY, "sealed": {"certificate": "Mrs Doe, born 1960"}}),
         (SECRET, "preflight", {**EMPTY, "sealed": {"sum": bytes(816)}}),
         (EGRESS, "sum", {**EMPTY, "sealed": {"sum": b"1"}}),
         (EGRESS, "preflight", {**EMPTY, "sealed": {"key": "0f" * 32}}),

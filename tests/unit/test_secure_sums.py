@@ -6,10 +6,11 @@ import random
 from fractions import Fraction
 
 import pytest
+import torch
 
-from fairflare.privacy import masks
-from fairflare.privacy.masks import SIZE, MaskedSums, combine
-from fairflare.privacy.sums import SumOrder, SumRefused
+from fairflare.privacy.masks import LARGEST, SIZE, STEP, MaskedSums, combine, combine_updates, mask_update
+from fairflare.privacy.pairs import PairwiseKeys, verified
+from fairflare.privacy.sums import Rosters, SumOrder, SumRefused
 
 RUN = "a run"
 VALUES = {
@@ -20,8 +21,23 @@ VALUES = {
 }
 
 
+class Member:
+    """A site's keys, its numbers' scheme and the rosters that it agrees to."""
+
+    def __init__(self, name, context=RUN, identity=None):
+        self.keys, self.rosters = PairwiseKeys(name, context, identity), Rosters(name)
+
+    def statement(self):
+        return self.keys.statement()
+
+    def seal(self, values, order):
+        self.keys.check(order)
+        self.rosters.admit(order)
+        return MaskedSums(self.keys).seal(values, order)
+
+
 def members(names="abcd", context=RUN):
-    return {name: MaskedSums(name, context) for name in names}
+    return {name: Member(name, context) for name in names}
 
 
 def order(sites, names=None, round=1, attempt=0):
@@ -158,10 +174,73 @@ def test_who_signs_with_another_name_is_not_believed():
         def vouches(self, site, content, proof):
             return proof.get("signature") == f"{site} {content.hex()}"
 
-    sites = {name: MaskedSums(name, RUN, Signed(name)) for name in "abc"}
+    sites = {name: Member(name, RUN, Signed(name)) for name in "abc"}
     messages = {name: site.seal(VALUES[name], order(sites))["sum"] for name, site in sites.items()}
     assert combine(messages.values()) == expected("abc")
-    sites["b"] = MaskedSums("b", RUN, Signed("the server"))
+    sites["b"] = Member("b", RUN, Signed("the server"))
     with pytest.raises(SumRefused, match="b: a key that is not its own"):
         sites["a"].seal(VALUES["a"], order(sites, round=2))
-    assert not masks.verified("another run", "a", sites["a"].statement(), Signed("a"))
+    assert not verified("another run", "a", sites["a"].statement(), Signed("a"))
+
+
+def test_a_floor_keeps_sums_large():
+    rosters = Rosters("a", least=4)
+    sites = members("abcd")
+    with pytest.raises(SumRefused, match="a sum of 3 sites, 4 needed"):
+        rosters.admit(order(sites, "abc"))
+    rosters.admit(order(sites))
+
+
+def updates_of(names, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: {
+            "weight": torch.randn(5, 3, generator=generator).to(dtype) * 0.01,
+            "bias": torch.randn(4, generator=generator).to(dtype),
+            "scale": torch.randn((), generator=generator).to(dtype),
+        }
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_masked_updates_add_up_to_the_sum(dtype):
+    sites, updates = members(), updates_of("abcd", dtype)
+    one = order(sites)
+    masked = [mask_update(sites[name].keys, updates[name], one) for name in "abcd"]
+    assert all(entry.dtype == torch.int64 for update in masked for entry in update.values())
+    found = combine_updates(masked, updates["a"])
+    for key in updates["a"]:
+        exact = sum(update[key].double() for update in updates.values())
+        assert found[key].dtype == dtype and found[key].shape == updates["a"][key].shape
+        assert torch.allclose(found[key].double(), exact, rtol=torch.finfo(dtype).eps, atol=4 * STEP)
+    again = members()
+    others = [mask_update(again[name].keys, updates[name], order(again)) for name in "dcba"]
+    assert all(torch.equal(found[key], value) for key, value in combine_updates(others, updates["a"]).items())
+
+
+def test_masked_updates_without_one_say_nothing():
+    sites, updates = members(), updates_of("abcd")
+    one = order(sites)
+    masked = [mask_update(sites[name].keys, updates[name], one) for name in "abc"]
+    with pytest.raises(SumRefused, match="do not cancel"):
+        combine_updates(masked, updates["a"])
+    # An entry of a masked update is anything between -2^63 and 2^63, of zeros too.
+    zero = {"weight": torch.zeros(1000)}
+    entries = mask_update(sites["a"].keys, zero, one)["weight"].double()
+    assert entries.abs().max() > 2**62 and abs(entries.mean()) < 2**59
+    assert abs((entries > 0).double().mean() - 0.5) < 0.1
+
+
+def test_masks_of_updates_and_of_numbers_differ():
+    sites = members()
+    one = order(sites)
+    streams = {purpose: sites["a"].keys.streams(one, purpose, 64) for purpose in ("numbers", "update")}
+    assert not {stream for _, stream in streams["numbers"]} & {stream for _, stream in streams["update"]}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, LARGEST])
+def test_updates_that_would_spoil_a_sum_are_not_masked(value):
+    sites = members()
+    with pytest.raises(SumRefused, match="not finite, or too large"):
+        mask_update(sites["a"].keys, {"weight": torch.tensor([0.0, value])}, order(sites))

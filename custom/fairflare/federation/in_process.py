@@ -22,4 +22,5 @@ class InProcess:
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One answer per instruction; a site's exception is a bug here, not a fault of a network, and is raised."""
         for name in sorted(instructions):
-            yield self._sites[name].handle(instructions[name])
+            site = self._sites[name]
+            yield site.masked(site.handle(instructions[name]))

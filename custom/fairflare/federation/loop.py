@@ -22,7 +22,7 @@ from fairflare.federation.messages import Answer, Instruction, Transport
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
 from fairflare.federation.sums import ServerSums
-from fairflare.rules.base import Outcome, Rule
+from fairflare.rules.base import Outcome, Rule, added_whole
 from fairflare.versions import all_versions
 
 CHECKPOINT = "checkpoint.pt"
@@ -56,7 +56,7 @@ class Federation:
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: test set -> metrics of a model on the task's shared test sets, asked for after each of the last five
             rounds (the FedISM+ tables are means over these).
-        sums: adds what sites seal, where the rule is a ``SiteWeighted``; None: sites say their numbers.
+        sums: adds what sites seal and mask; None: sites say their numbers, and the rule weighs.
     """
 
     rule: Rule
@@ -150,29 +150,47 @@ class Federation:
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
         answers, missing, standing = self._train(standing, round)
-        exchanged = time.monotonic()
-        verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
-        rejections = verdict.rejections + missing
-        self._require_quorum(round, verdict.replies, rejections)
-        anchor = self.rule.anchor(standing.model, verdict.replies, standing.state, round)
-        if anchor is not None:
-            replies, second, refused = self._second_exchange(anchor, verdict.replies, round)
-            verdict = dataclasses.replace(verdict, replies=replies)
-            answers, rejections = answers + second, rejections + refused
-            self._require_quorum(round, replies, rejections)
-            exchanged = time.monotonic()
-        outcome = self.rule.aggregate(standing.model, verdict.replies, standing.state, round)
+        weigh = self._weigh if self.sums is None else self._weighed_at_sites
+        verdict, outcome, answers, exchanged = weigh(standing, round, answers, missing)
         if not all(bool(torch.isfinite(value).all()) for value in outcome.model.values()):
             raise RunFailed(f"round {round.number}: the rule's model is not finite; the one before it was kept")
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
         after = Checkpoint(round.number, outcome.model, outcome.state, declared)
         self._sha256 = model_hash(outcome.model)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
-        entry = _round_entry(round, verdict, rejections, outcome, answers)
+        entry = _round_entry(round, verdict, outcome, answers)
         scores = self.score(outcome.model) if round.number > round.total - LAST else {}
         self._log("round", **entry, test_sets=scores, seconds=seconds, model_sha256=self._sha256)
         save_checkpoint(self.folder / CHECKPOINT, after)
         return after
+
+    def _weigh(
+        self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]
+    ) -> tuple[Verdict, Outcome, list[Answer], float]:
+        """Gate and rule, with a second exchange where the rule has an anchor; the time when the sites were done."""
+        exchanged = time.monotonic()
+        verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
+        verdict = dataclasses.replace(verdict, rejections=verdict.rejections + missing)
+        self._require_quorum(round, verdict)
+        anchor = self.rule.anchor(standing.model, verdict.replies, standing.state, round)
+        if anchor is not None:
+            replies, second, refused = self._second_exchange(anchor, verdict.replies, round)
+            verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
+            answers = answers + second
+            self._require_quorum(round, verdict)
+            exchanged = time.monotonic()
+        return verdict, self.rule.aggregate(standing.model, verdict.replies, standing.state, round), answers, exchanged
+
+    def _weighed_at_sites(
+        self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]
+    ) -> tuple[Verdict, Outcome, list[Answer], float]:
+        """Secure sums: the sites weigh their updates themselves, and only their sum is known here."""
+        summed = self.sums.round(self.transport, answers, round, standing.declared, standing.model)
+        exchanged = time.monotonic()
+        self._attendance.missed(round.number, [r.site for r in summed.rejections if r.code == "no_answer"])
+        verdict = Verdict(summed.replies, summed.rejections + missing, {})
+        self._require_quorum(round, verdict)
+        return verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged
 
     def _train(self, standing: Checkpoint, round: Round) -> tuple[list[Answer], list[Rejection], Checkpoint]:
         """Ask the sites that are there to train, and knock at those that are not."""
@@ -187,18 +205,16 @@ class Federation:
         statements, refused, standing = self._hear_statements([a for a in heard if a.site in knocking], standing)
         barred = turned_away(statements, refused)
         missing = self._attendance.note(round.number, present, answers, away, set(statements) - set(barred), barred)
-        if self.sums is None:
-            return answers, missing, standing
-        weighted, unheard = self.sums.weighted(self.transport, answers, round, standing.declared)
-        return weighted, missing + unheard, standing
+        return answers, missing, standing
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
 
-    def _require_quorum(self, round: Round, replies: Sequence[Reply], rejections: Sequence[Rejection]) -> None:
-        if len(replies) < self.min_sites:
-            self._log("round_failed", round=round.number, rejected=_by_site(rejections), model_sha256=self._sha256)
-            raise RunFailed(_too_few(round.number, len(replies), self.min_sites, rejections))
+    def _require_quorum(self, round: Round, verdict: Verdict) -> None:
+        if len(verdict.replies) < self.min_sites:
+            rejected = _by_site(verdict.rejections)
+            self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
+            raise RunFailed(_too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
 
     def _second_exchange(
         self, anchor: StateDict, replies: Sequence[Reply], round: Round
@@ -243,9 +259,7 @@ def load_model(folder: Path) -> StateDict:
     return dict(load_checkpoint(folder / CHECKPOINT).model)
 
 
-def _round_entry(
-    round: Round, verdict: Verdict, rejections: Sequence[Rejection], outcome: Outcome, answers: Sequence[Answer]
-) -> dict[str, Any]:
+def _round_entry(round: Round, verdict: Verdict, outcome: Outcome, answers: Sequence[Answer]) -> dict[str, Any]:
     notes = dict(outcome.notes)
     if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
         notes["weights"] = "uniform"
@@ -256,7 +270,7 @@ def _round_entry(
             r.site: {"n_examples": r.n_examples, "scalars": dict(r.scalars), "metrics": dict(r.metrics)}
             for r in verdict.replies
         },
-        "rejected": _by_site(rejections),
+        "rejected": _by_site(verdict.rejections),
         "flags": verdict.flags,
         "weights": dict(outcome.weights),
         "notes": notes,

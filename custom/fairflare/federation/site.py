@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -93,14 +94,20 @@ class Site:
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; errors go to the caller, which turns them into codes."""
-        answer = self._answer(instruction)
-        if self.egress is not None:
-            parts = ("update", "n_examples", "scalars", "metrics", "seconds", "sealed")
-            try:
+        try:
+            answer = self._answer(instruction)
+            if self.egress is not None:
+                parts = ("update", "n_examples", "scalars", "metrics", "seconds", "sealed")
                 self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
-            except EgressRefused as refusal:
-                return Answer(site=self.name, round=answer.round, error=f"egress: {refusal}")
+        except EgressRefused as refusal:
+            return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
         return answer
+
+    def masked(self, answer: Answer) -> Answer:
+        """The answer as it may leave: with secure sums an update goes masked."""
+        if self.sums is None or answer.update is None:
+            return answer
+        return dataclasses.replace(answer, update=self.sums.mask(answer.update), update_kind="masked")
 
     def _answer(self, instruction: Instruction) -> Answer:
         work = {

@@ -1,37 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's part in secure sums: it passes statements on, adds what it cannot read, and returns the sum."""
+"""The server's part in secure sums: it passes keys on, adds what it cannot read, and learns the sum."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from fairflare.contracts import Round
+import torch
+
+from fairflare.contracts import Reply, Round, StateDict
 from fairflare.federation.checks import (
     Refused,
     Rejection,
     check_tag,
     checked_count,
+    checked_metrics,
     first_good,
     left_out,
+    short,
     silent,
 )
-from fairflare.federation.messages import Answer, Instruction, Transport
-from fairflare.privacy.sums import ATTEMPTS, LEAST, Sealed, SumRefused
+from fairflare.federation.messages import Answer, Instruction, TaskName, Transport
+from fairflare.privacy.masks import combine_updates
+from fairflare.privacy.pairs import PROOF
+from fairflare.privacy.sums import ATTEMPTS, Sealed, SumRefused
+
+T = TypeVar("T")
+
+
+@dataclass
+class Summed:
+    """What came of a round.
+
+    Attributes:
+        total: sum_k p_k D_k; None where no sum came about, and the rejections say why.
+        replies: of the sites in it, without their updates.
+        rejections: of all others that were asked.
+        answers: to the last exchange.
+    """
+
+    total: StateDict | None
+    replies: list[Reply]
+    rejections: list[Rejection]
+    answers: list[Answer]
 
 
 @dataclass
 class ServerSums:
-    """One sum per round over the sites that have trained; then they are asked for their weighted updates.
+    """Two sums per round over the sites that have trained: of the numbers that weights are made of, and of updates.
 
     Attributes:
         combine: adds sealed numbers.
         vouched: (site, statement) -> whether the statement is the site's own.
+        sizes: how many bytes a site's sealed numbers may have.
+        least: sites that a sum must have.
     """
 
     combine: Callable[[Sequence[bytes]], Any]
-    vouched: Callable[[str, Sealed], bool] = lambda site, statement: True
+    vouched: Callable[[str, Sealed], bool]
+    sizes: range
+    least: int
     statements: dict[str, Sealed] = field(default_factory=dict)
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
@@ -40,29 +69,66 @@ class ServerSums:
         for answer in answers:
             if answer.error:
                 continue
-            if isinstance(answer.sealed, Mapping) and self.vouched(answer.site, answer.sealed):
-                self.statements[answer.site] = dict(answer.sealed)
+            told = answer.sealed if isinstance(answer.sealed, Mapping) else {}
+            if self.vouched(answer.site, told):
+                self.statements[answer.site] = {name: told[name] for name in PROOF if name in told}
             else:
                 refused.append(Rejection(answer.site, "key", "its key for secure sums is not vouched for"))
         return refused
 
-    def weighted(
-        self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Mapping[str, int]
-    ) -> tuple[list[Answer], list[Rejection]]:
-        """The weighted updates of the sites whose ``answers`` say that they have trained, and the rejections.
-
-        No update at all where no sum came about; the rejections say why.
-        """
+    def round(
+        self,
+        transport: Transport,
+        answers: Sequence[Answer],
+        round: Round,
+        declared: Mapping[str, int],
+        model: StateDict,
+    ) -> Summed:
+        """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, round, declared))
         rejections = left_out(refused, ready)
-        total, roster, lost = self._sum(transport, sorted(ready), round)
+        sealed, roster, lost, _ = self._ask(transport, "sum", sorted(ready), round, self._sealed, {})
         rejections += lost
+        total = _added(lambda: self.combine([sealed[site] for site in roster]), roster, rejections)
         if total is None:
-            return [], rejections
-        sealed = {"sums": total}
-        asked = {site: Instruction("weigh", round, {}, sealed=sealed) for site in roster}
-        weighed = list(transport.exchange(asked))
-        return weighed, rejections + silent(asked, weighed)
+            return Summed(None, [], rejections, [])
+
+        def check(answer: Answer) -> tuple[Reply, StateDict]:
+            return _masked(answer, model, declared.get(answer.site))
+
+        weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total})
+        rejections += lost
+        updates = [weighed[site][1] for site in roster]
+        added = _added(lambda: combine_updates(updates, model), roster, rejections)
+        if added is None:
+            return Summed(None, [], rejections, last)
+        return Summed(added, [weighed[site][0] for site in roster], rejections, last)
+
+    def _ask(
+        self,
+        transport: Transport,
+        task: TaskName,
+        roster: list[str],
+        round: Round,
+        check: Callable[[Answer], T],
+        told: Mapping[str, Any],
+    ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
+        """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way."""
+        rejections: list[Rejection] = []
+        answers: list[Answer] = []
+        for attempt in range(ATTEMPTS):
+            if len(roster) < self.least:
+                break
+            sealed = {**told, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
+            asked = {site: Instruction(task, round, NOTHING, sealed=sealed) for site in roster}
+            answers = list(transport.exchange(asked))
+            found, refused, _ = first_good(answers, lambda answer: _tagged(answer, round, check))
+            rejections += left_out(refused, found) + silent(asked, answers)
+            if len(found) == len(roster):
+                return found, roster, rejections, answers
+            roster = sorted(found)
+        few = f"{len(roster)} sites are left for a secure sum, {self.least} needed"
+        return {}, [], rejections + [Rejection(site, "sum", few) for site in roster], answers
 
     def _check_ready(self, answer: Answer, round: Round, declared: Mapping[str, int]) -> bool:
         check_tag(answer, round.number)
@@ -73,31 +139,53 @@ class ServerSums:
             raise Refused("key", "its key for secure sums is not known")
         return True
 
-    def _sum(self, transport: Transport, roster: list[str], round: Round) -> tuple[Any, list[str], list[Rejection]]:
-        """The sum, the sites in it, and the rejections of those that fell silent on the way."""
-        rejections: list[Rejection] = []
-        for attempt in range(ATTEMPTS):
-            if len(roster) < LEAST:
-                break
-            sealed = {"attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
-            asked = {site: Instruction("sum", round, {}, sealed=sealed) for site in roster}
-            answers = list(transport.exchange(asked))
-            found, refused, _ = first_good(answers, lambda answer: _sealed(answer, round))
-            rejections += left_out(refused, found) + silent(asked, answers)
-            if len(found) == len(roster):
-                try:
-                    return self.combine([found[site] for site in roster]), roster, rejections
-                except (SumRefused, ValueError) as error:
-                    # Whose fault it is cannot be seen: that is what the masks are for.
-                    return None, [], rejections + [Rejection(site, "sum", str(error)) for site in roster]
-            roster = sorted(found)
-        few = f"{len(roster)} sites are left for a secure sum, {LEAST} needed"
-        return None, [], rejections + [Rejection(site, "sum", few) for site in roster]
+    def _sealed(self, answer: Answer) -> bytes:
+        sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
+        if not isinstance(sealed, bytes) or len(sealed) not in self.sizes:
+            raise Refused("malformed", "sum: expected sealed numbers")
+        return sealed
 
 
-def _sealed(answer: Answer, round: Round) -> bytes:
+NOTHING: StateDict = {}
+"""One object: sites that are told the same share a message."""
+
+
+def _tagged(answer: Answer, round: Round, check: Callable[[Answer], T]) -> T:
     check_tag(answer, round.number)
-    sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
-    if not isinstance(sealed, bytes):
-        raise Refused("malformed", "sum: expected sealed numbers")
-    return sealed
+    return check(answer)
+
+
+def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:
+    """The sum over a roster; None and a rejection for everyone where there is none."""
+    if not roster:
+        return None
+    try:
+        return add()
+    except (SumRefused, ValueError, RuntimeError) as error:
+        # Whose fault it is cannot be seen: that is what the masks are for.
+        rejections += [Rejection(site, "sum", str(error)) for site in roster]
+        return None
+
+
+def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Reply, StateDict]:
+    """What can be checked of a masked update: that it has the model's entries, as int64."""
+    if answer.scalars:
+        raise Refused("scalar_unknown", "numbers beside a masked update")
+    expected = {key: value for key, value in model.items() if value.is_floating_point()}
+    if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
+        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
+    update = {key: _whole_tensor(key, answer.update[key], value) for key, value in expected.items()}
+    count = checked_count(answer.n_examples, declared)
+    return Reply(answer.site, {}, count, metrics=checked_metrics(answer.metrics)), update
+
+
+def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
+    if callable(getattr(value, "materialize", None)):
+        value = value.materialize()  # FLARE keeps large tensors on disk until someone looks at them
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.is_meta:
+        raise Refused(
+            "dtype", f"{key}: expected int64, got {short(str(getattr(value, 'dtype', type(value).__name__)))}"
+        )
+    if tuple(value.shape) != tuple(like.shape):
+        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
+    return value.cpu()

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-from cryptography import x509
+from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
 from nvflare.lighter.utils import (
     load_crt,
     load_crt_chain_bytes,
     load_private_key_file,
     sign_content,
-    verify_cert,
     verify_cert_chain,
     verify_content,
 )
@@ -22,9 +22,10 @@ from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 from fairflare.errors import UserError
 from fairflare.flare.places import RUN_FOLDER
 from fairflare.privacy.schemes import Credentials
-from fairflare.privacy.sums import NoIdentity, Sealed
+from fairflare.privacy.sums import Identity, NoIdentity, Sealed
 
 ROOT, CERTIFICATE, KEY = "rootCA.pem", "client.crt", "client.key"
+CLIENT, SERVER = "fed_client.json", "fed_server.json"
 SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
 """Where FLARE's ``HEBuilder`` puts them."""
 HE = "he"
@@ -32,17 +33,23 @@ HE = "he"
 
 
 def site_credentials(fl_ctx: FLContext) -> Credentials:
-    """Those of the site that runs this job; without certificates, as in the simulator, it takes everyone's word."""
+    """Those of the site that runs this job; without a kit, as in the simulator, it takes everyone's word."""
     kit = _kit(fl_ctx)
-    signed = (kit / ROOT).is_file() and (kit / KEY).is_file()
-    return Credentials(Certificate(kit, signs=True) if signed else NoIdentity(), lambda: _context(kit, SITE_CONTEXT))
+    return Credentials(_identity(kit, CLIENT, signs=True), lambda: _context(kit, SITE_CONTEXT))
 
 
 def server_credentials(fl_ctx: FLContext) -> Credentials:
     """The server's, which checks sites' words and signs none."""
     kit = _kit(fl_ctx)
-    checked = (kit / ROOT).is_file()
-    return Credentials(Certificate(kit) if checked else NoIdentity(), lambda: _context(kit, SERVER_CONTEXT))
+    return Credentials(_identity(kit, SERVER, signs=False), lambda: _context(kit, SERVER_CONTEXT))
+
+
+def _identity(kit: Path, settings: str, *, signs: bool) -> Identity:
+    if not (kit / ROOT).is_file() or (signs and not (kit / KEY).is_file()):
+        if (kit / settings).is_file():
+            raise UserError(f"secure_sum: the startup kit lacks {ROOT} or {KEY}")
+        return NoIdentity()
+    return Certificate(kit, signs=signs)
 
 
 class Certificate:
@@ -56,6 +63,7 @@ class Certificate:
     def __init__(self, kit: Path, *, signs: bool = False) -> None:
         self._root = load_crt(kit / ROOT)
         self._own = ((kit / CERTIFICATE).read_bytes(), load_private_key_file(kit / KEY)) if signs else None
+        self._servers = _server_names(kit)
 
     def sign(self, content: bytes) -> dict[str, str]:
         """{"certificate": PEM, "signature": base64}."""
@@ -65,20 +73,28 @@ class Certificate:
         return {"certificate": certificate.decode("ascii"), "signature": sign_content(content, key)}
 
     def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
-        """Whether the root vouches for the certificate, it is ``site``'s, and its key signed ``content``."""
+        """Whether the root vouches for the certificate today, it is ``site``'s, and its key signed ``content``.
+
+        The server and its administrators have certificates of the same root, and are no sites.
+        """
         try:
             leaf, *between = load_crt_chain_bytes(proof["certificate"].encode("ascii"))
-            self._check_chain(leaf, between)
+            verify_cert_chain(leaf, between, self._root)
             verify_content(content, proof["signature"], leaf.public_key())
-            return get_cn_from_cert(leaf) == site
+            has_role = leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
+            return get_cn_from_cert(leaf) == site and site not in self._servers and not has_role
         except Exception:  # whatever is wrong with a proof, it proves nothing
             return False
 
-    def _check_chain(self, leaf: x509.Certificate, between: list[x509.Certificate]) -> None:
-        if between:
-            verify_cert_chain(leaf, between, self._root)
-        else:
-            verify_cert(leaf, self._root.public_key())
+
+def _server_names(kit: Path) -> set[str]:
+    """Names of the federation's servers as this kit knows them."""
+    found: set[str] = set()
+    for name in (CLIENT, SERVER):
+        if (kit / name).is_file():
+            for server in json.loads((kit / name).read_text()).get("servers", []):
+                found |= {str(server.get(key, "")) for key in ("name", "identity")}
+    return found
 
 
 def make_contexts(folder: Path) -> None:

@@ -25,6 +25,8 @@ META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", "sea
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
 OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_privacy_accountant"})
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
+MASK = "fairflare_mask"
+"""Property of a task's context: what masks an update in a run with secure sums."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
 """An error's name: nothing that could be a path or carry a message."""
 
@@ -52,7 +54,7 @@ class EgressFilter(DXOFilter):
         try:
             dxo = from_shareable(shareable)
             self.process_dxo(dxo, shareable, fl_ctx)
-            return self._rebuilt(dxo, shareable)
+            return self._rebuilt(self._masked(dxo, fl_ctx), shareable)
         except EgressRefused as refusal:
             return self._refused(str(refusal), fl_ctx)
         except Exception as error:  # whatever cannot be checked does not leave
@@ -87,6 +89,15 @@ class EgressFilter(DXOFilter):
             seconds=model.meta.get("seconds", {}),
             sealed=model.meta.get("sealed", {}),
         )
+
+    def _masked(self, dxo: DXO, fl_ctx: FLContext) -> DXO:
+        """With secure sums an update leaves masked or not at all."""
+        if not self._egress.sealed or str(fl_ctx.get_prop(FLContextKey.TASK_NAME)) != self._egress.task_with_update:
+            return dxo
+        mask = fl_ctx.get_prop(MASK)
+        if mask is None:
+            raise EgressRefused("an update that nobody masked")
+        return DXO(dxo.data_kind, mask(dxo.data), dxo.meta)
 
     def _rebuilt(self, dxo: DXO, shareable: Shareable) -> Shareable:
         """A result that holds the checked data and FLARE's own bookkeeping, and nothing that came along beside them."""

@@ -19,6 +19,7 @@ from fairflare.config import RunConfig
 from fairflare.errors import DataError
 from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
+from fairflare.flare.egress import MASK
 from fairflare.flare.places import federation_id, memory_file, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
 from fairflare.seeds import forget_seeds
@@ -53,6 +54,9 @@ class FairExecutor(Executor):
             site = self._ready(fl_ctx)
             site.stop_if_aborted = lambda: _raise_if(abort_signal)
             answer = site.handle(instruction_from_shareable(task_name, shareable))
+            if site.sums is not None:
+                # The site's own filters see the update first; the job's filter, the last one, masks it.
+                fl_ctx.set_prop(MASK, site.sums.mask, private=True, sticky=False)
             if answer.error:
                 return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
             return answer_to_shareable(answer)

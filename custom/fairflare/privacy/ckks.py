@@ -4,50 +4,46 @@
 CKKS (Cheon et al., ASIACRYPT 2017) through TenSEAL, the extra ``he``. FLARE's ``HEBuilder`` puts the key into the
 sites' startup kits as ``client_context.tenseal`` and what the server needs to add into its own.
 
-CKKS rounds at about 1e-9 whatever a number's size, and x^q can be anything from 1e-20 to 1e20. So every number is sent
+CKKS rounds at about 1e-9 whatever a number's size, and x^q can be anything from 1e-40 to 1e36. So every number is sent
 several times, scaled by powers of two, beside flags for the copies that were too large; the largest scale at which
 nobody's was is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fairflare.errors import UserError
-from fairflare.privacy.sums import Rosters, Sealed, SumOrder, SumRefused
+from fairflare.privacy.sums import Sealed, SumOrder, SumRefused
 
-EXPONENTS = tuple(range(-90, 111, 10))
-"""Scales 2^e: of numbers from 2^-92 to 2^106 one copy lies between 2^8 and 2^18 or is the first or last."""
+EXPONENTS = tuple(range(-110, 151, 10))
+"""Scales 2^e: of numbers from 2^-142 to 2^128 one copy lies between 2^8 and 2^18."""
+MOST_Q = 4
+"""(1e-10)^4 and (1e6)^4 times 1e12 examples are such numbers."""
 LARGEST = 2.0**18
 DEGREE, MODULI, SCALE = 8192, [60, 40, 40], 2.0**40
 """FLARE's own defaults for HE."""
 
 
 class EncryptedSums:
-    """A site's half.
+    """A site's half for numbers.
 
     Args:
-        site: its name.
         context: TenSEAL's context with the secret key, serialized.
 
     Raises:
         UserError: TenSEAL is not installed, or the context has no secret key.
     """
 
-    def __init__(self, site: str, context: bytes) -> None:
-        self._ts, self._rosters = _tenseal(), Rosters(site)
+    def __init__(self, context: bytes) -> None:
+        self._ts = _tenseal()
         self._context = self._ts.context_from(context)
         if not self._context.has_secret_key():
             raise UserError("secure_sum=ckks: the site's context has no secret key")
 
-    def statement(self) -> Sealed:
-        """Nothing: the key is shared beforehand."""
-        return {}
-
     def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
-        """{"sum": one ciphertext}, about 240 kB; raises SumRefused, see ``Rosters``."""
-        self._rosters.admit(order)
+        """{"sum": one ciphertext}, about 240 kB."""
         return {"sum": self._ts.ckks_vector(self._context, rungs(values)).serialize()}
 
     def open(self, total: Any, terms: int) -> list[float]:
@@ -61,7 +57,7 @@ class EncryptedSums:
         return [from_rungs(slots[i : i + 2 * len(EXPONENTS)]) for i in range(0, len(slots), 2 * len(EXPONENTS))]
 
 
-def combine(sealed: Iterable[bytes], context: bytes) -> bytes:
+def combine(sealed: Sequence[bytes], context: bytes) -> bytes:
     """The sum of ciphertexts under a context that cannot read them; raises SumRefused when one is none."""
     ts = _tenseal()
     try:

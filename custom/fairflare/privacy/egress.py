@@ -14,13 +14,12 @@ import torch
 
 from fairflare.contracts import Scalar, StateDict
 from fairflare.findings import KINDS
+from fairflare.privacy.pairs import KEY, PROOF, is_certificates
 from fairflare.versions import NAMES, TEXT
 
 PHASES = ("validate", "probe", "train", "report", "compare")
 SPLITS = ("val", "test")
-PROOF = ("key", "certificate", "signature")
-PROOF_TEXT = re.compile(r"[A-Za-z0-9+/=\s-]{1,16384}")
-"""Hexadecimal, base64 or PEM."""
+SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
 LARGEST = 1e12
 LONGEST = 1e7
 """Seconds, four months."""
@@ -39,14 +38,14 @@ class Egress:
         scalars: numbers of the method's probes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them.
         groups: names of the run's groups.
-        sealed: bytes of a site's sealed numbers at most, with secure sums; 0: the run has none.
+        sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
     """
 
     model: StateDict
     scalars: tuple[Scalar, ...]
     metrics: frozenset[str]
     groups: tuple[str, ...]
-    sealed: int = 0
+    sealed: range = range(0)
 
     def check(
         self,
@@ -60,7 +59,7 @@ class Egress:
         sealed: Any,
     ) -> None:
         """Raise EgressRefused unless every part of an answer to ``task`` is on the list."""
-        training = "weigh" if self.sealed else "train"
+        training = self.task_with_update
         if (update is not None) != (task == training):
             raise EgressRefused(
                 f"weights in an answer to {task}" if update is not None else "no weights after training"
@@ -77,17 +76,22 @@ class Egress:
         elif task == "preflight":
             _check_statement(metrics)
         else:
-            _check_numbers("metric", metrics, self._metric_ranges if task == training else {})
+            _check_numbers("metric", metrics, self._round_metrics if task == training else {})
         self._check_sealed(task, sealed)
+
+    @property
+    def task_with_update(self) -> str:
+        """The task whose answer holds an update: the last one of a round's."""
+        return "weigh" if self.sealed else "train"
 
     def _check_sealed(self, task: str, sealed: Any) -> None:
         """A key and its proof in answer to "preflight", sealed numbers in answer to "sum", else nothing."""
         names = {"preflight": PROOF, "sum": ("sum",)}.get(task, ())
         _check_names("sealed", sealed, names if self.sealed else ())
         for name, value in sealed.items():
-            if name == "sum" and (type(value) is not bytes or len(value) > self.sealed):
+            if name == "sum" and (type(value) is not bytes or len(value) not in self.sealed):
                 raise EgressRefused("sealed numbers: not bytes, or too many")
-            if name != "sum" and not (isinstance(value, str) and PROOF_TEXT.fullmatch(value)):
+            if name != "sum" and not _is_proof(name, value):
                 raise EgressRefused(f"sealed {name}: not a key or its proof")
 
     def _check_update(self, update: Any) -> None:
@@ -105,6 +109,12 @@ class Egress:
                 raise EgressRefused(f"weights {key}: not finite")
 
     @property
+    def _round_metrics(self) -> dict[str, tuple[float, float]]:
+        """With secure sums without what says much the same as the numbers that they hide."""
+        hidden = ("loss", "train_loss") if self.sealed else ()
+        return {name: bounds for name, bounds in self._metric_ranges.items() if name not in hidden}
+
+    @property
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
         return dict.fromkeys(self.metrics, (-LARGEST, LARGEST))
 
@@ -119,6 +129,19 @@ class Egress:
             _check_names("group", cells, self.groups)
             for cell in cells.values():
                 _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
+
+
+def check_scalars(scalars: Mapping[str, Any], known: Iterable[Scalar]) -> None:
+    """Raise EgressRefused unless all ``scalars`` are known and within their ranges."""
+    _check_numbers("scalar", scalars, {s.name: (s.low, s.high) for s in known})
+
+
+def _is_proof(name: str, value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    if name == "certificate":
+        return is_certificates(value)
+    return (KEY if name == "key" else SIGNATURE).fullmatch(value) is not None
 
 
 def _check_statement(metrics: Any) -> None:

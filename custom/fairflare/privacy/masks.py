@@ -2,90 +2,56 @@
 """Pairwise-masked sums: every two sites share a mask that one adds and the other subtracts.
 
 The masks cancel in the sum and hide every summand (Bonawitz et al., CCS 2017, https://doi.org/10.1145/3133956.3133982,
-without their recovery of the masks of lost sites: here the rest is asked again). Two sites derive their mask from an
-X25519 key exchange, so that the server, which passes the public keys on, cannot compute it.
+without their recovery of the masks of lost sites: here the rest is asked again).
 
 Numbers are summed as integers modulo 2^2176, in units of 2^-1074: every finite double is such an integer, so sums are
-exact, the same in any order of sites, and the same to the last bit whatever the masks were.
+exact. Updates are summed modulo 2^64, in units of 2^-40. Neither depends on the order of sites or on the masks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+import numpy as np
+import torch
+from torch import Tensor
 
-from fairflare.privacy.sums import Identity, NoIdentity, Rosters, Sealed, SumOrder, SumRefused
+from fairflare.contracts import StateDict
+from fairflare.privacy.pairs import PairwiseKeys
+from fairflare.privacy.sums import Sealed, SumOrder, SumRefused
 
 UNIT = 1074
 BITS = 2176
 SIZE = BITS // 8
-KEY = re.compile(r"[0-9a-f]{64}")
+STEP = 2.0**-40
+"""Of updates: a hundredth of float32's own rounding at an entry of 1e-5."""
+LARGEST = 2.0**16
+"""Of the entries of a sum of updates; masks that do not cancel leave entries up to 2^23."""
 
 
 class MaskedSums:
-    """A site's half; its key pair is new with every job.
+    """A site's half for numbers."""
 
-    Args:
-        site: its name.
-        context: names the run; masks of two runs have nothing in common.
-        identity: signs this site's key and checks the others'.
-    """
-
-    def __init__(self, site: str, context: str, identity: Identity | None = None) -> None:
-        self._site, self._context, self._identity = site, context, identity or NoIdentity()
-        self._key = X25519PrivateKey.generate()
-        self._rosters = Rosters(site)
-
-    def statement(self) -> Sealed:
-        """{"key": hex of the public key, and its proof}."""
-        key = self._key.public_key().public_bytes_raw().hex()
-        return {"key": key, **self._identity.sign(key_content(self._context, self._site, key))}
+    def __init__(self, keys: PairwiseKeys) -> None:
+        self._keys = keys
 
     def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
-        """{"sum": 272 bytes per value}, each value plus the masks shared with every other site of the roster.
-
-        Raises:
-            SumRefused: a key that its site does not vouch for, or one sum too many, see ``Rosters``.
-        """
-        if dict(order.statements.get(self._site, {})).get("key") != self.statement()["key"]:
-            raise SumRefused("a sum with another key of this site")
-        for site in order.roster:
-            if not verified(self._context, site, order.statements[site], self._identity):
-                raise SumRefused(f"{site}: a key that is not its own")
-        self._rosters.admit(order)
+        """{"sum": 272 bytes per value}, each value plus the masks shared with every other site of the roster."""
         totals = [_whole(value) for value in values]
-        for site in order.roster:
-            if site != self._site:
-                sign = 1 if self._site < site else -1
-                masks = self._masks(site, order, len(totals))
-                totals = [total + sign * mask for total, mask in zip(totals, masks)]
+        for sign, stream in self._keys.streams(order, "numbers", len(totals) * SIZE):
+            masks = [int.from_bytes(stream[i : i + SIZE], "big") for i in range(0, len(stream), SIZE)]
+            totals = [total + sign * mask for total, mask in zip(totals, masks, strict=True)]
         return {"sum": b"".join((total % 2**BITS).to_bytes(SIZE, "big") for total in totals)}
 
     def open(self, total: Any, terms: int) -> list[float]:
-        """The sums, which ``combine`` already has as numbers."""
+        """The sums, which ``combine`` already has as numbers; raises SumRefused when there are others."""
         if not isinstance(total, (list, tuple)) or len(total) != terms or not all(type(t) is float for t in total):
             raise SumRefused("not the sums that were asked for")
         return list(total)
 
-    def _masks(self, other: str, order: SumOrder, n: int) -> list[int]:
-        """What this site and ``other`` derive alike, and nobody else can."""
-        public = X25519PublicKey.from_public_bytes(bytes.fromhex(order.statements[other]["key"]))
-        low, high = sorted((self._site, other))
-        about = order.digest(self._context) + f"{low}\0{high}".encode()
-        try:
-            secret = self._key.exchange(public)
-        except ValueError:  # a point of small order
-            raise SumRefused(f"{other}: a key that is none") from None
-        stream = HKDF(algorithm=SHA256(), length=n * SIZE, salt=None, info=about).derive(secret)
-        return [int.from_bytes(stream[i : i + SIZE], "big") for i in range(0, n * SIZE, SIZE)]
 
-
-def combine(sealed: Iterable[bytes]) -> list[float]:
+def combine(sealed: Sequence[bytes]) -> list[float]:
     """The sums of the values that are sealed in messages of equal length, correctly rounded.
 
     Raises:
@@ -95,17 +61,41 @@ def combine(sealed: Iterable[bytes]) -> list[float]:
     return [_number(sum(column) % 2**BITS) for column in zip(*rows, strict=True)]
 
 
-def key_content(context: str, site: str, key: str) -> bytes:
-    """What a site signs."""
-    return f"fairflare secure sum\0{context}\0{site}\0{key}".encode()
+def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) -> StateDict:
+    """``update`` (floating-point, tensors or arrays) as int64 entries of the same shapes that say nothing alone.
+
+    Raises:
+        SumRefused: an entry is not finite or so large that a sum could overflow.
+    """
+    parts = {key: _steps(torch.as_tensor(update[key]), len(order.roster)) for key in sorted(update)}
+    total = np.concatenate([part.reshape(-1) for part in parts.values()]).view("<u8")
+    for sign, stream in keys.streams(order, "update", 8 * len(total)):
+        (np.add if sign > 0 else np.subtract)(total, np.frombuffer(stream, "<u8"), out=total)
+    ends = np.cumsum([part.size for part in parts.values()])[:-1]
+    pieces = np.split(total.view("<i8"), ends)
+    shaped = {key: piece.reshape(parts[key].shape) for key, piece in zip(parts, pieces, strict=True)}
+    return {key: torch.from_numpy(shaped[key].copy()) for key in update}
 
 
-def verified(context: str, site: str, statement: Sealed, identity: Identity) -> bool:
-    """Whether ``statement`` holds a key that is ``site``'s own."""
-    key = statement.get("key")
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        return False
-    return identity.vouches(site, key_content(context, site, key), statement)
+def combine_updates(masked: Sequence[Mapping[str, Tensor]], like: StateDict) -> StateDict:
+    """The sum of updates with the types of ``like``; raises SumRefused when the masks do not cancel."""
+    total = {}
+    for key in masked[0]:
+        steps = masked[0][key].clone()
+        for one in masked[1:]:
+            steps += one[key]
+        entries = steps.double() * STEP
+        if bool((entries.abs() > LARGEST).any()):
+            raise SumRefused("the masks do not cancel")
+        total[key] = entries.to(like[key].dtype)
+    return total
+
+
+def _steps(entries: Tensor, sites: int) -> np.ndarray:
+    wide = entries.detach().cpu().double()
+    if not bool((wide.abs() <= LARGEST / sites).all()):  # also where it is NaN
+        raise SumRefused("an update whose entries are not finite, or too large to be summed")
+    return torch.round(wide / STEP).to(torch.int64).numpy()
 
 
 def _whole(value: float) -> int:

@@ -11,11 +11,13 @@ from typing import Any
 
 from fairflare.errors import UserError
 from fairflare.privacy import ckks, masks
-from fairflare.privacy.sums import Identity, NoIdentity, Sealed, SiteScheme
+from fairflare.privacy.pairs import PairwiseKeys
+from fairflare.privacy.sums import Identity, NoIdentity, NumberScheme
 
 NONE = "none"
-LARGEST = {NONE: 0, "masks": masks.SIZE, "ckks": 2**19}
-"""Scheme -> bytes that one sealed number takes at most; a ciphertext holds all of a site's numbers in less than one."""
+SCHEMES = (NONE, "masks", "ckks")
+CIPHERTEXT = 2**19
+"""Bytes of a ciphertext at most; a real one has about 235,000."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +35,26 @@ class Credentials:
 
 def check_scheme(name: str) -> None:
     """Raise UserError unless there is a scheme ``name`` and this machine has what it needs."""
-    if name not in LARGEST:
-        raise UserError(f"secure_sum: expected one of {', '.join(LARGEST)}, got {name!r}")
+    if name not in SCHEMES:
+        raise UserError(f"secure_sum: expected one of {', '.join(SCHEMES)}, got {name!r}")
     if name == "ckks" and find_spec("tenseal") is None:
         raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare[he]'")
 
 
-def site_scheme(name: str, site: str, context: str, credentials: Credentials) -> SiteScheme:
-    """A site's half; ``context`` names the run."""
-    check_scheme(name)
-    if name == "ckks":
-        return ckks.EncryptedSums(site, credentials.ckks())
-    return masks.MaskedSums(site, context, credentials.identity)
+def sealed_sizes(name: str, terms: int) -> range:
+    """How many bytes ``terms`` sealed numbers may have."""
+    if name == NONE:
+        return range(0)
+    return range(1, CIPHERTEXT) if name == "ckks" else range(terms * masks.SIZE, terms * masks.SIZE + 1)
 
 
-def server_half(
-    name: str, context: str, credentials: Credentials
-) -> tuple[Callable[[Sequence[bytes]], Any], Callable[[str, Sealed], bool]]:
-    """(what adds sealed numbers, what tells whether a statement is its site's own)."""
+def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
+    """A site's half."""
     check_scheme(name)
-    if name == "ckks":
-        return partial(ckks.combine, context=credentials.ckks()), lambda site, statement: True
-    return masks.combine, lambda site, said: masks.verified(context, site, said, credentials.identity)
+    return ckks.EncryptedSums(credentials.ckks()) if name == "ckks" else masks.MaskedSums(keys)
+
+
+def combiner(name: str, credentials: Credentials) -> Callable[[Sequence[bytes]], Any]:
+    """What adds sealed numbers at the server."""
+    check_scheme(name)
+    return partial(ckks.combine, context=credentials.ckks()) if name == "ckks" else masks.combine

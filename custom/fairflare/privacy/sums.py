@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secure sums: sites learn the sum of their numbers, and nobody learns anyone's number.
+"""Secure sums: sites learn the sum of their numbers, the server the sum of their updates, and nobody anyone's own.
 
-A scheme has two halves: ``SiteScheme`` seals a site's numbers and opens the result, ``combine`` adds what is sealed at
-the server. ``privacy.masks`` needs nothing but keys that the sites agree on, ``privacy.ckks`` a key that they share.
+``privacy.pairs`` holds the keys, ``privacy.masks`` hides numbers and updates behind them, and ``privacy.ckks`` encrypts
+the numbers instead. What a site agrees to take part in is decided here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST = 3
 ATTEMPTS = 3
 """Sums that a site takes part in per round, each with fewer sites than the one before."""
 Sealed = Mapping[str, Any]
-"""What a scheme puts into a message: short texts, or bytes."""
+"""What goes into a message: short texts, or bytes."""
 
 
 class SumRefused(Exception):
@@ -32,7 +32,7 @@ class SumOrder:
     Attributes:
         round: number of the round.
         attempt: 0, and 1 more each time that a site failed to answer and the rest were asked again.
-        statements: site -> what it said of itself before the first round, see ``SiteScheme.statement``.
+        statements: site -> what it said of itself in preflight, see ``PairwiseKeys.statement``.
     """
 
     round: int
@@ -50,17 +50,14 @@ class SumOrder:
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
-class SiteScheme(Protocol):
-    """A site's half."""
-
-    def statement(self) -> Sealed:
-        """What the other sites need to know of this one; the server passes it on."""
+class NumberScheme(Protocol):
+    """A site's half of a scheme that sums numbers."""
 
     def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
-        """``values`` (finite, >= 0) as only their sum over the roster can be read; raises SumRefused."""
+        """``values`` (finite, >= 0) so that only their sum over the roster can be read; raises SumRefused."""
 
     def open(self, total: Any, terms: int) -> list[float]:
-        """The ``terms`` sums in what ``combine`` made; raises SumRefused when it does not hold them."""
+        """The ``terms`` sums in what the server made of everyone's; raises SumRefused when it does not hold them."""
 
 
 class Identity(Protocol):
@@ -89,24 +86,27 @@ class Rosters:
     """Which sums a site has taken part in: two sums that differ by one site give that site's number away.
 
     A second sum in a round is for the case that a site fell silent, so it must have fewer sites than the first.
+
+    Args:
+        site: its name.
+        least: sites that a sum must have, at least ``LEAST``.
     """
 
-    def __init__(self, site: str) -> None:
-        self._site = site
-        self._last: SumOrder | None = None
+    def __init__(self, site: str, least: int = LEAST) -> None:
+        self._site, self._least = site, max(least, LEAST)
+        self.last: SumOrder | None = None
 
     def admit(self, order: SumOrder) -> None:
         """Take note of a sum to take part in; raises SumRefused."""
-        if len(order.roster) < LEAST:
-            raise SumRefused(f"a sum of {len(order.roster)} sites")
+        if len(order.roster) < self._least:
+            raise SumRefused(f"a sum of {len(order.roster)} sites, {self._least} needed")
         if self._site not in order.roster:
             raise SumRefused("a sum without this site")
         if not 0 <= order.attempt < ATTEMPTS:
             raise SumRefused("too many sums in one round")
-        last = self._last
-        if last is not None and not _follows(last, order):
+        if self.last is not None and not _follows(self.last, order):
             raise SumRefused("a second sum of a round that is not of fewer sites")
-        self._last = order
+        self.last = order
 
 
 def _follows(last: SumOrder, order: SumOrder) -> bool:

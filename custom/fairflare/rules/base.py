@@ -82,7 +82,7 @@ class SummedRule(Rule):
     """A rule whose weights follow from sums over the sites: with secure sums no site's own numbers need leave it.
 
     Each site turns its numbers into ``terms``, learns the sums of everyone's terms, and multiplies its update by
-    ``own_weight`` before it sends it. What a site keeps of the rounds before, the server then does not know.
+    ``own_weight`` before it is masked. What a site keeps of the rounds before, the server then does not know.
     """
 
     n_terms: ClassVar[int]
@@ -96,7 +96,8 @@ class SummedRule(Rule):
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
         """This site's weight, and what it keeps for the rounds to come.
 
-        Over the sites of a round these are the weights of ``weigh``. Raises ValueError for sums that cannot be.
+        Over the sites of a round these are the weights of ``weigh``. Whatever ``sums`` are, the weight is in [0, 1]:
+        an error for some sums and none for others would tell whoever made them up something of ``terms``.
         """
 
     def unsummable(self) -> str:
@@ -104,18 +105,10 @@ class SummedRule(Rule):
         return ""
 
 
-class SiteWeighted(Rule):
-    """The server's side of a ``SummedRule`` with secure sums: the updates arrive weighted, and are added."""
-
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """Nothing that the server knows of."""
-        return {}, state
-
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
-        """w^{t+1} = w^t + sum_k (p_k D_k). A site that is missing after the sum makes the step shorter: what its share
-        was, nobody is told."""
-        added = add_weighted(model, replies, dict.fromkeys((r.site for r in replies), 1.0))
-        return Outcome(added, {}, state, {"weights": "applied at the sites, unknown to the server"})
+def added_whole(model: StateDict, total: StateDict, state: State) -> Outcome:
+    """w^{t+1} = w^t + sum_k p_k D_k where only the sum is known; ``state`` is left as it is."""
+    after = {key: value + total[key] if key in total else value.clone() for key, value in model.items()}
+    return Outcome(after, {}, state, {"weights": "applied at the sites, unknown to the server"})
 
 
 def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:

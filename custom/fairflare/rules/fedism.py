@@ -25,9 +25,6 @@ FLOOR = 1e-10
 
 MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
-SLACK = 1 + 1e-6
-"""Sums that were decrypted are rounded."""
-
 FEDISM = Paper(
     authors="Wu et al.",
     title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
@@ -80,7 +77,7 @@ class FedISM(SummedRule):
         variant: "reference" adds 1e-10 to the normalised sharpness before the power, as the authors' code does.
     """
 
-    n_terms: ClassVar[int] = 3
+    n_terms: ClassVar[int] = 4
     state: Literal["S", "L"] = "S"
     q: float = 2.0
     beta: float = 0.5
@@ -104,8 +101,8 @@ class FedISM(SummedRule):
     def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
         """Moving average of w~.
 
-        A site that was away keeps its share of the average and joins again from there; one that is new joins as if it
-        had always had this round's share, and the others divide the rest as before.
+        A site that was away keeps its share of the average and joins again from there; one that is new joins with the
+        mean share, 1/K, and the others divide the rest as before.
         """
         if self.weighting == "examples":
             return example_shares(replies), state
@@ -113,25 +110,26 @@ class FedISM(SummedRule):
         priors = {r.site: float(r.n_examples) if self.prior == "examples" else 1.0 for r in replies}
         fresh = power_shares(scores, self.q, priors, offset=FLOOR if self.variant == "reference" else 0.0)
         known = {site: kept for site, kept in state.get("weights", {}).items() if site in fresh}
-        mass, new = sum(known.values()), sum(share for site, share in fresh.items() if site not in known)
+        mass, new, n = sum(known.values()), len(fresh) - len(known), len(fresh)
         weights, kept = {}, {}
         for site, share in fresh.items():
-            weights[site], kept[site] = self._averaged(share, known.get(site), mass, new)
+            weights[site], kept[site] = self._averaged(share, known.get(site), mass, new, n)
         return weights, {"weights": {**state.get("weights", {}), **kept}}
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
-        """x_k^q, what was kept (0 for a new site), and x_k^q of a new site (else 0)."""
+        """x_k^q, what was kept (0 for a new site), 1 for a new site (else 0), and 1."""
         amount = max(scalars[self.wanted[0]], FLOOR) ** self.q
         if self.prior == "examples":
             amount *= n_examples
-        return (amount, 0.0, amount) if kept is None else (amount, kept, 0.0)
+        return amount, kept or 0.0, float(kept is None), 1.0
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
         """See ``weigh``, of which this is one site's part."""
-        total, mass, new = sums
-        if not terms[0] <= total * SLACK or not new <= total * SLACK or (kept or 0.0) > mass * SLACK:
-            raise ValueError("sums that are smaller than a summand")
-        return self._averaged(terms[0] / total, kept, mass, new / total)
+        amount, (total, mass, new, n) = terms[0], sums
+        # Counts may come decrypted, and a sum is never less than a summand.
+        n = max(round(n), 1)
+        new = min(max(round(new), int(kept is None)), n - int(kept is not None))
+        return self._averaged(amount / max(total, amount), kept, max(mass, kept or 0.0), new, n)
 
     def unsummable(self) -> str:
         """The reference's offset needs every site's normalised value, and powers must stay within doubles."""
@@ -141,19 +139,21 @@ class FedISM(SummedRule):
             return "variant=reference adds to normalised values, which needs a sum before the sum"
         return f"q={self.q:g} is above {MOST_Q}, where x^q leaves the range of doubles" if self.q > MOST_Q else ""
 
-    def _averaged(self, fresh: float, kept: float | None, mass: float, new: float) -> tuple[float, float]:
+    def _averaged(self, fresh: float, kept: float | None, mass: float, new: int, n: int) -> tuple[float, float]:
         """A site's weight and what is kept of it.
 
         Args:
             fresh: its w~.
             kept: what was kept of it; None for a new site.
             mass: sum of what was kept of the sites of this round.
-            new: sum of w~ over the new sites of this round.
+            new: how many of the ``n`` sites of this round are new.
         """
-        rest = max(1.0 - new, 0.0)
-        past = fresh if kept is None or not mass else rest * kept / mass
+        if new == n or not mass:
+            return fresh, fresh
+        rest = (n - new) / n
+        past = 1 / n if kept is None else rest * kept / mass
         weight = self.beta * fresh + (1 - self.beta) * past
-        return weight, weight * (mass / rest if mass and rest else 1.0)
+        return weight, weight * mass / rest
 
 
 def power_shares(
