@@ -83,6 +83,7 @@ def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_p
         not e["weights"] and not any(a["scalars"] for a in e["accepted"].values()) for e in entries if "weights" in e
     )
     (log,) = three.kits.glob(f"hospital-a/{job_of(tmp_path / 'run')}/log.txt")
+    assert re.search(r"fairflare [0-9.]+, package_sha256 [0-9a-f]{12}", log.read_text()), "each site says what it runs"
     assert "SumRefused" not in log.read_text()
 
 

@@ -151,8 +151,8 @@ class Run:
         return [entry for entry in self.entries if entry["event"] == "round"]
 
 
-def federate(privacy):
-    config = make_config("fedavg", "support2", rounds=ROUNDS)
+def federate(privacy, method="fedavg", **values):
+    config = make_config(method, "support2", rounds=ROUNDS, values=values)
     nvflare_fobs_initialize()
     with TemporaryDirectory() as folder:
         root = Path(folder)
@@ -202,6 +202,19 @@ def test_every_site_is_accepted_and_training_goes_on(name):
     assert not any(entry["rejected"] for entry in run(name).rounds)
     assert run(name).entries[-1]["status"] == "completed"
     check_training(run(name).entries, run("none").entries)
+
+
+@pytest.mark.flare
+@pytest.mark.parametrize("name", ["percentile", "svt"])
+def test_with_secure_sums_filters_see_the_update_before_the_mask(name):
+    """A clipped mask would not cancel."""
+    plain, filtered = (federate(POLICIES[p], "fedism-plus", secure_sum="masks") for p in ("none", name))
+    assert [set(entry["accepted"]) for entry in filtered.rounds] == [set(SITES)] * ROUNDS
+    assert not any(entry["rejected"] or entry["weights"] for entry in filtered.rounds)
+    assert filtered.entries[-1]["model_sha256"] != plain.entries[-1]["model_sha256"]
+    final = [next(e for e in run.entries if e["event"] == "evaluation")["sites"] for run in (plain, filtered)]
+    best, auc = (np.mean([told[site]["val"]["auc"] for site in SITES]) for told in final)
+    assert auc > best - 0.05 and auc > 0.6
 
 
 def check_training(entries, unfiltered):

@@ -57,7 +57,7 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert not (folder / "sites").exists()
 
 
-@pytest.mark.parametrize("point", ["writing state", "between the exchanges", "training"])
+@pytest.mark.parametrize("point", POINTS)
 def test_a_process_of_the_simulator_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
     """The server's process, or a site's; with a site's FLARE's simulator waits on, so that the user ends the run."""
     folder, marker = tmp_path / "run", tmp_path / "died"

@@ -93,3 +93,17 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path):
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, [p.cmdline() for p in alive]
     assert not [p for p in psutil.process_iter(["cmdline"]) if "fairflare_sim_" in " ".join(p.info["cmdline"] or ())]
+
+
+def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):
+    """A configuration from which somebody took the filter out."""
+    exported = fairflare(
+        "export", "fedism-plus", *TASK, "--set", "secure_sum=masks", "--rounds", 1, "--out", tmp_path / "j"
+    )
+    assert exported.returncode == 0, exported.stderr
+    file = tmp_path / "j" / "app" / "config" / "config_fed_client.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "task_result_filters": []}))
+    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(tmp_path / "j"), "-w", str(tmp_path / "w")]
+    subprocess.run([*command, "-n", "3", "-t", "3"], capture_output=True, timeout=300)
+    (log,) = (tmp_path / "w" / "server").rglob("fairflare/audit.jsonl")
+    assert "DataError secure_sum" in log.read_text() and '"event": "round"' not in log.read_text()

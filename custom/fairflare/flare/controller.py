@@ -27,6 +27,7 @@ from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
+from fairflare.versions import PACKAGE, all_versions
 
 KNOCK = "preflight"
 KNOCK_STANDS = 5
@@ -73,6 +74,8 @@ class FairController(ModelController):
             shutil.rmtree(folder, ignore_errors=True)  # the simulator gives all its jobs one id
         folder.mkdir(parents=True, exist_ok=True)
         self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
+        told = all_versions()
+        self.info(f"fairflare {told['fairflare']}, {PACKAGE} {told[PACKAGE]}")
         parts = build_parts(config)
         board = TensorBoard(folder)
         try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from fairflare.config import RunConfig
 from fairflare.errors import DataError
 from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
-from fairflare.flare.egress import MASK
+from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, memory_file, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
+from fairflare.privacy.schemes import NONE
 from fairflare.seeds import forget_seeds
+from fairflare.versions import PACKAGE, all_versions
 
 LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
@@ -81,6 +84,10 @@ class FairExecutor(Executor):
         if self._site is None:
             vouch_for_code(fl_ctx)
             config = RunConfig.from_json(self.config)
+            told = all_versions()
+            self.log_info(fl_ctx, f"fairflare {told['fairflare']}, {PACKAGE} {told[PACKAGE]}")
+            if config.secure_sum != NONE and not _is_masked(fl_ctx):
+                raise DataError("secure_sum", "the job's configuration has no filter that masks updates")
             memory = memory_file(federation_id(config.federation, fl_ctx), fl_ctx)
             parts = build_parts(config, at_site=True)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
@@ -96,6 +103,18 @@ class FairExecutor(Executor):
                 credentials=site_credentials(fl_ctx),
             )
         return self._site
+
+
+def _is_masked(fl_ctx: FLContext) -> bool:
+    """Whether the job's configuration at this site sends the answers to "weigh" through the filter that masks them."""
+    app = fl_ctx.get_prop(FLContextKey.APP_ROOT)
+    file = Path(app or ".") / "config" / "config_fed_client.json"
+    if not app:  # outside a job nothing leaves
+        return True
+    chains = json.loads(file.read_text()).get("task_result_filters", []) if file.is_file() else []
+    own = f"{EgressFilter.__module__}.{EgressFilter.__qualname__}"
+    last = [chain["filters"][-1].get("path") for chain in chains if "weigh" in chain["tasks"] and chain["filters"]]
+    return last == [own]
 
 
 def _append(path: Path, line: str) -> None:
