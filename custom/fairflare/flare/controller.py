@@ -25,6 +25,7 @@ from fairflare.flare.credentials import server_credentials
 from fairflare.flare.places import federation_id, hand_over, is_named, server_folder, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.report.log import RunLog
+from fairflare.privacy.schemes import NONE
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 from fairflare.versions import PACKAGE, all_versions
@@ -79,7 +80,7 @@ class FairController(ModelController):
         parts = build_parts(config)
         board = TensorBoard(folder)
         try:
-            own = server_credentials(self.fl_ctx)
+            own = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
             build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)], own).run(parts.model)
         finally:
             board.close()

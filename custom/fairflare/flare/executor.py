@@ -100,7 +100,7 @@ class FairExecutor(Executor):
                 memory=memory,
                 local=local,
                 tell=lambda finding: _append(findings, str(finding)),
-                credentials=site_credentials(fl_ctx),
+                credentials=None if config.secure_sum == NONE else site_credentials(fl_ctx),
             )
         return self._site
 
