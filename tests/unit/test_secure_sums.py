@@ -244,3 +244,13 @@ def test_updates_that_would_spoil_a_sum_are_not_masked(value):
     sites = members()
     with pytest.raises(SumRefused, match="not finite, or too large"):
         mask_update(sites["a"].keys, {"weight": torch.tensor([0.0, value])}, order(sites))
+
+
+def test_a_sum_that_makes_a_variance_negative_is_refused():
+    sites = members()
+    one = order(sites)
+    update = {"norm.running_var": torch.tensor([-0.2, 0.1])}
+    masked = [mask_update(sites[name].keys, update, one) for name in "abcd"]
+    assert combine_updates(masked, {"norm.running_var": torch.ones(2)})
+    with pytest.raises(SumRefused, match="variance below 0"):
+        combine_updates(masked, {"norm.running_var": torch.tensor([0.7, 1.0])})

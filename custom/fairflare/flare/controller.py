@@ -24,8 +24,8 @@ from fairflare.federation.messages import Answer, Instruction
 from fairflare.flare.credentials import server_credentials
 from fairflare.flare.places import federation_id, hand_over, is_named, server_folder, vouch_for_code
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
-from fairflare.report.log import RunLog
 from fairflare.privacy.schemes import NONE
+from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 from fairflare.versions import PACKAGE, all_versions

@@ -77,8 +77,12 @@ def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) 
     return {key: torch.from_numpy(shaped[key].copy()) for key in update}
 
 
-def combine_updates(masked: Sequence[Mapping[str, Tensor]], like: StateDict) -> StateDict:
-    """The sum of updates with the types of ``like``; raises SumRefused when the masks do not cancel."""
+def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) -> StateDict:
+    """The sum of updates to ``model``, with its types.
+
+    Raises:
+        SumRefused: the masks do not cancel, or the sum makes a variance negative.
+    """
     total = {}
     for key in masked[0]:
         steps = masked[0][key].clone()
@@ -87,7 +91,9 @@ def combine_updates(masked: Sequence[Mapping[str, Tensor]], like: StateDict) -> 
         entries = steps.double() * STEP
         if bool((entries.abs() > LARGEST).any()):
             raise SumRefused("the masks do not cancel")
-        total[key] = entries.to(like[key].dtype)
+        if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
+            raise SumRefused(f"{key}: the sum leaves a variance below 0")
+        total[key] = entries.to(model[key].dtype)
     return total
 
 
