@@ -3,11 +3,10 @@
 
 import re
 import socket
-import time
 
 import psutil
 import pytest
-from federation_processes import Federation, check_run, federation, in_process
+from federation_processes import Federation, check_run, federation, in_process, until
 
 pytestmark = pytest.mark.deploy
 ADMIN, LEAD = "admin@hub.org", "lead@hub.org"
@@ -100,15 +99,6 @@ def test_a_killed_servers_run_is_continued_by_a_new_job(poc, tmp_path):
 def rounds(state):
     log = state / "audit.jsonl"
     return log.is_file() and '"event": "round"' in log.read_text()
-
-
-def until(found, seconds=120):
-    """What ``found`` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (what := found()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.5)
-    return what
 
 
 MISTAKES = [

@@ -65,6 +65,11 @@ def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
     return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
 
+def materialized(value: Any) -> Any:
+    """The tensor itself: FLARE keeps large ones on disk until someone looks at them."""
+    return value.materialize() if callable(getattr(value, "materialize", None)) else value
+
+
 def check_tag(answer: Answer, round: int | None) -> None:
     """Raise Refused for a site's error or an answer to another round."""
     if answer.error:

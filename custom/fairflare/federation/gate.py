@@ -22,6 +22,7 @@ from fairflare.federation.checks import (
     first_good,
     is_number,
     left_out,
+    materialized,
     short,
 )
 from fairflare.federation.messages import Answer
@@ -207,8 +208,7 @@ def _checked_update(answer: Answer, model: StateDict) -> StateDict:
 
 def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
     # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
-    if callable(getattr(value, "materialize", None)):
-        value = value.materialize()  # FLARE keeps large tensors on disk until someone looks at them
+    value = materialized(value)
     tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
     if not isinstance(tensor, torch.Tensor):
         raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")

@@ -10,7 +10,7 @@ from typing import Any
 from fairflare.contracts import Scalar, StateDict
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
-from fairflare.privacy.egress import check_scalars
+from fairflare.privacy.egress import TELLTALE, check_scalars
 from fairflare.privacy.masks import mask_update
 from fairflare.privacy.pairs import PairwiseKeys
 from fairflare.privacy.sums import NumberScheme, Rosters, Sealed, SumOrder, SumRefused
@@ -18,8 +18,6 @@ from fairflare.rules.base import SummedRule
 
 KEPT = "secure_sum"
 """Key of the site's memory under which the rule's number for the rounds to come lies."""
-TELLTALE = ("loss", "train_loss")
-"""Metrics of a round that say much the same as the numbers which the sum hides."""
 
 
 class SiteSums:

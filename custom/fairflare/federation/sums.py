@@ -18,6 +18,7 @@ from fairflare.federation.checks import (
     checked_metrics,
     first_good,
     left_out,
+    materialized,
     short,
     silent,
 )
@@ -180,8 +181,7 @@ def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Rep
 
 
 def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
-    if callable(getattr(value, "materialize", None)):
-        value = value.materialize()  # FLARE keeps large tensors on disk until someone looks at them
+    value = materialized(value)
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.is_meta:
         raise Refused(
             "dtype", f"{key}: expected int64, got {short(str(getattr(value, 'dtype', type(value).__name__)))}"

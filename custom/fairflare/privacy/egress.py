@@ -19,6 +19,8 @@ from fairflare.versions import NAMES, TEXT
 
 PHASES = ("validate", "probe", "train", "report", "compare")
 SPLITS = ("val", "test")
+TELLTALE = ("loss", "train_loss")
+"""Metrics of a round that say much the same as the numbers which the sum hides."""
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
 LARGEST = 1e12
 LONGEST = 1e7
@@ -111,7 +113,7 @@ class Egress:
     @property
     def _round_metrics(self) -> dict[str, tuple[float, float]]:
         """With secure sums without what says much the same as the numbers that they hide."""
-        hidden = ("loss", "train_loss") if self.sealed else ()
+        hidden = TELLTALE if self.sealed else ()
         return {name: bounds for name, bounds in self._metric_ranges.items() if name not in hidden}
 
     @property

@@ -37,15 +37,15 @@ class PairwiseKeys:
         self.site = site
         self._context, self._identity = context, identity or NoIdentity()
         self._key = X25519PrivateKey.generate()
+        self._public = self._key.public_key().public_bytes_raw().hex()
 
     def statement(self) -> Sealed:
         """{"key": hex of the public key, and its proof}."""
-        key = self._key.public_key().public_bytes_raw().hex()
-        return {"key": key, **self._identity.sign(key_content(self._context, self.site, key))}
+        return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
 
     def check(self, order: SumOrder) -> None:
         """Raise SumRefused unless every key of the roster is its site's own."""
-        if dict(order.statements.get(self.site, {})).get("key") != self.statement()["key"]:
+        if dict(order.statements.get(self.site, {})).get("key") != self._public:
             raise SumRefused("a sum with another key of this site")
         for site in order.roster:
             if not verified(self._context, site, order.statements[site], self._identity):
