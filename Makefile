@@ -4,35 +4,42 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
+WORKERS ?= 2
 
-.PHONY: help demo test test-fast lint bench jobs clean
+.PHONY: help demo test test-fast coverage lint bench jobs clean
 
 help:
 	@echo "make demo       FedAvg and FedISM+ on simulated head CTs, with real FLARE processes, and a comparison"
 	@echo "make test       every test, those that start FLARE included"
-	@echo "make test-fast  unit, golden and law tests only"
-	@echo "make lint       ruff"
+	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
+	@echo "make coverage   the lines that unit, golden, law and attack tests run"
+	@echo "make lint       ruff (rules, format) and mypy"
 	@echo "make bench      the benchmarks, printed as ratios"
 	@echo "make jobs       regenerate app_configs/ from jobs/"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[demo,test]" ruff
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[demo,test]"
 	@touch $@
 
 demo: $(STAMP)
 	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-fast: $(STAMP)
-	@$(BIN)/python -m pytest tests/unit tests/golden tests/laws
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/golden tests/laws
+
+coverage: $(STAMP)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered \
+		tests/unit tests/golden tests/laws tests/attacks
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
 
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -41,4 +48,4 @@ jobs: $(STAMP)
 	@$(BIN)/python jobs/export_configs.py
 
 clean:
-	rm -rf build .pytest_cache .ruff_cache
+	rm -rf build .pytest_cache .ruff_cache .coverage .coverage.* .mypy_cache

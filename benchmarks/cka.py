@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fed-LWR's second exchange at a site: time against two plain forward passes, memory against one training step.
 
-    python benchmarks/cka.py [--size 384] [--images 16] [--batch 8] [--repeats 3] [--device cuda]
+    python benchmarks/cka.py [--size 384] [--images 16] [--batch 8] [--repeats 3] [--device cuda] [--toy]
 
 The papers' U-Net (41 layers, 7.76 M parameters) on random images. Each repeat times two evaluation passes over the
 probe set and then the probe on the same images; memory is the rise of the peak over what the process holds already, in
@@ -22,9 +22,9 @@ import torch
 from aggregation import peak, reset_peak
 
 from fairflare.clinic import networks
-from fairflare.contracts import Batch, LocalWork, Round, Training
-from fairflare.execution import Execution
-from fairflare.layers import layers_of
+from fairflare.core.execution import Execution
+from fairflare.core.layers import layers_of
+from fairflare.core.types import Batch, LocalWork, Round, Training
 from fairflare.probes.cka import LayerSimilarity
 
 GOAL = 1.15
@@ -55,8 +55,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--toy", action="store_true", help="the smallest sizes, in one process")
     parser.add_argument("--only", choices=["probe", "forward", "step"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.toy:
+        options.size, options.images, options.batch, options.repeats = 32, 8, 4, 1
     torch.set_num_threads(1)
     if options.only:
         print(json.dumps(memory_of(options)))
@@ -71,12 +74,12 @@ def main() -> None:
         ratios.append(timed(lambda: probe.measure(work), options.device) / plain)
     print(f"U-Net, {n_layers} layers, {options.images} x {options.size} px, batch {options.batch}, {options.device}")
     print(f"CKA exchange / two forward passes: {statistics.median(ratios):.3f}   (goal: at most {GOAL})")
-    rise = {kind: memory_in_child(kind) for kind in ("probe", "forward", "step")}
+    rise = {kind: memory(kind, options) for kind in ("probe", "forward", "step")}
     gib = {kind: value / 2**30 for kind, value in rise.items()}
     print(
         f"peak memory: probe {gib['probe']:.2f} GiB, forward pass {gib['forward']:.2f}, training step {gib['step']:.2f}"
     )
-    extra = (rise["probe"] - rise["forward"]) / rise["step"]
+    extra = (rise["probe"] - rise["forward"]) / max(rise["step"], 1)
     print(f"what the probe adds to a forward pass / a training step's activations: {extra:.3f}   (goal: below 1)")
 
 
@@ -124,8 +127,11 @@ def memory_of(options: argparse.Namespace) -> int:
     return peak() - before
 
 
-def memory_in_child(kind: str) -> int:
-    """``memory_of`` in a fresh process."""
+def memory(kind: str, options: argparse.Namespace) -> int:
+    """``memory_of`` in a fresh process, at toy size in this one."""
+    if options.toy:
+        options.only = kind
+        return memory_of(options)
     command = [sys.executable, __file__, "--only", kind, *sys.argv[1:]]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 

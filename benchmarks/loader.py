@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What part of a training step is spent waiting for the next batch.
 
-    python benchmarks/loader.py [--slices 128] [--batch 32] [--epochs 2] [--device cpu|cuda] [--folder DIR]
+    python benchmarks/loader.py [--slices 128] [--batch 32] [--epochs 2] [--device cpu|cuda] [--folder DIR] [--toy]
 
 Two data sets train ResNet-18 at 224 pixels with Adam, as ``ich-phantom:paper`` does: that task's first site, whose
 images are drawn once, and a set of DICOM slices of 512 x 512 written to a temporary folder (or to --folder), read with
@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairflare.clinic import tasks
+from fairflare.build import tasks
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
-from fairflare.contracts import LocalWork, Round, Training
-from fairflare.execution import Execution, default_device
-from fairflare.site_config import SiteConfig
+from fairflare.core.execution import Execution, default_device
+from fairflare.core.types import LocalWork, Round, Training
 from fairflare.trainers.base import make_optimizer
 from fairflare.trainers.sgd import PlainTrainer
 
@@ -37,12 +37,15 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, {device}")
     print(f"{'data':36} {'first epoch':>12} {'later epochs':>13}   waiting / step")
-    phantom = tasks.load("ich-phantom", "paper")
-    show("ich-phantom:paper, site-1", phantom, phantom.site_data("site-1"), options, device)
+    preset = "small" if options.toy else "paper"
+    small = {"images": 200, "n_sites": 2, "corrupted": 1} if options.toy else {}
+    small["site_test_images"] = 0  # what is timed here is training
+    phantom = tasks.load("ich-phantom", preset, **small)
+    show(f"ich-phantom:{preset}, site-1", phantom, phantom.site_data("site-1"), options, device)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch)
         write_slices(folder, options.slices)
-        task = tasks.load("classification", "paper", labels=2)
+        task = tasks.load("classification", preset, labels="2")
         for rate, workers in ((1.0, 0), (0.5, 2), (0.0, 2), (0.0, 0)):
             own = SiteConfig(str(folder), "ct.json", num_workers=workers, cache_rate=rate)
             name = f"DICOM, cache_rate {rate:g}, num_workers {workers}"
@@ -106,7 +109,11 @@ def parse() -> argparse.Namespace:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--device")
     parser.add_argument("--folder")
-    return parser.parse_args()
+    parser.add_argument("--toy", action="store_true", help="the smallest sizes, which say nothing about speed")
+    options = parser.parse_args()
+    if options.toy:
+        options.slices, options.batch = 8, 4
+    return options
 
 
 if __name__ == "__main__":

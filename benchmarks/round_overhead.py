@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the federation costs beside its forward and backward passes.
 
-    python benchmarks/round_overhead.py [--rounds 3] [--images 1400] [--size 64] [--skip-simulator]
+    python benchmarks/round_overhead.py [--rounds 3] [--images 1400] [--size 64] [--model resnet18] [--skip-simulator]
 
-1. In process: seconds per round of a ``local`` FedAvg run with ResNet-18 (gate, rule, audit log, checkpoint and model
+``--toy`` runs the same code at a size that says nothing about speed, as the tests do.
+
+1. In process: seconds per round of a ``local`` FedAvg run (gate, rule, audit log, checkpoint and model
    file included) over a bare loop with the same networks, data, batches, optimizer and validation passes. The two take
    turns, and the ratio is the median over pairs.
 2. FLARE's simulator: seconds per round of the tiny MLP with 2 and with 8 sites, less the in-process run's.
@@ -20,13 +22,14 @@ from pathlib import Path
 
 import torch
 
-from fairflare.assembly import build_federation, build_parts, build_site
-from fairflare.config import RunConfig, make_config
+from fairflare.build.assembly import build_federation, build_parts, build_site
+from fairflare.build.config import RunConfig, make_config
+from fairflare.core.objectives import local_objective
+from fairflare.core.seeds import derive, seed_everything
+from fairflare.federation.evaluation import predict
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import AUDIT
-from fairflare.federation.site import Site, predict
-from fairflare.objectives import local_objective
-from fairflare.seeds import derive, seed_everything
+from fairflare.federation.site import Site
 from fairflare.trainers.base import make_optimizer
 
 GOAL_LOCAL, GOAL_SIMULATOR = 1.05, 0.7
@@ -38,8 +41,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=1400)
     parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--model", choices=["resnet18", "small-cnn"], default="resnet18")
     parser.add_argument("--skip-simulator", action="store_true")
+    parser.add_argument("--toy", action="store_true", help="the smallest sizes, in process only")
     options = parser.parse_args()
+    if options.toy:
+        options.rounds, options.images, options.size = 1, 80, 32
+        options.model, options.skip_simulator = "small-cnn", True
     print(f"torch {torch.__version__}, {torch.get_num_threads()} cores, 1 thread per process")
     local_against_bare_loop(options)
     if not options.skip_simulator:
@@ -49,7 +57,8 @@ def main() -> None:
 
 def local_against_bare_loop(options: argparse.Namespace) -> None:
     """Part 1: pairs of one federation and one bare loop, each of one round."""
-    values = {"model": "resnet18", "images": options.images, "size": options.size, "corrupted": 1, "batch_size": 32}
+    values = {"model": options.model, "images": options.images, "size": options.size, "corrupted": 1, "batch_size": 32}
+    values |= {"test_images": 400, "site_test_images": 0}  # as when the figures in docs/benchmarks were taken
     config = make_config("fedavg", "ich-phantom:small", rounds=1, sites=2, values=values)
     parts = build_parts(config)
     initial = parts.model
@@ -58,7 +67,7 @@ def local_against_bare_loop(options: argparse.Namespace) -> None:
     for repeat in range(options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             federation = build_federation(config, parts, InProcess(sites), Path(folder), "local")
-            federation.score = lambda model: {}  # the bare loop has no shared test sets either
+            federation.score = lambda model, final: {}  # the bare loop has no shared test sets either
             started = time.perf_counter()
             federation.run(initial)
             middle = time.perf_counter()
@@ -68,7 +77,7 @@ def local_against_bare_loop(options: argparse.Namespace) -> None:
             ratios.append((middle - started) / (ended - middle))
             seconds.append((middle - started, ended - middle))
     run, bare = (statistics.median(s[k] for s in seconds) for k in (0, 1))
-    shape = f"ResNet-18, 2 sites, {sum(s.data.size('train') for s in sites.values())} images, {options.size} px"
+    shape = f"{options.model}, 2 sites, {sum(s.data.size('train') for s in sites.values())} images, {options.size} px"
     print(f"{shape}: local run {run:.2f} s, bare loop {bare:.2f} s")
     print(f"local run / bare loop: {statistics.median(ratios):.3f}   (goal: at most {GOAL_LOCAL})")
 
@@ -81,22 +90,27 @@ def bare_round(config: RunConfig, sites: dict[str, Site], initial: dict[str, tor
         seed_everything(0)
         network = site.network
         network.load_state_dict(initial)
-        site.scoring.evaluate(*predict(network, site.data.fixed("val", site.training.batch_size), site.device)[:2])
+        evaluate(site, "val")
         network.train()
         optimizer = make_optimizer(network, site.training)
         objective = local_objective(site.data.class_counts, site.training.logit_tau)
-        for inputs, targets, _ in site.data.training(site.training.batch_size, derive(0, "epoch", 0)):
+        for batch in site.data.training(site.training.batch_size, derive(0, "epoch", 0)):
             optimizer.zero_grad(set_to_none=True)
-            objective(network(inputs), targets).backward()
+            objective(network(batch.inputs), batch.targets).backward()
             optimizer.step()
         for key, value in network.state_dict().items():
             average[key] += value * (site.data.size("train") / total)
     for site in sites.values():
         site.network.load_state_dict(average)
         for split in ("val", "test"):
-            batches = site.data.fixed(split, site.training.batch_size)
-            site.scoring.evaluate(*predict(site.network, batches, site.device)[:2])
+            evaluate(site, split)
     return average
+
+
+def evaluate(site: Site, split: str) -> dict[str, float]:
+    """The task's metrics of a site's network on one split."""
+    batches = site.data.fixed(split, site.training.batch_size)
+    return site.scoring.evaluate(*predict(site.network, batches, site.execution.device, site.scoring.condense)[:2])
 
 
 def simulator_overhead(n_sites: int, rounds: int = 12) -> None:

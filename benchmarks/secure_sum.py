@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What secure sums cost a site and the server.
 
-    python benchmarks/secure_sum.py [--sites 20] [--rounds 3]
+    python benchmarks/secure_sum.py [--sites 20] [--rounds 3] [--toy]
 
 First the sum of four numbers per site, by masks and by CKKS (skipped without TenSEAL); then the sum of ResNet-18's
 updates, beside one training step of that network on 32 images of 224 pixels; then whole rounds of FedISM+ in this
@@ -22,12 +22,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fairflare.assembly import run_local
+from fairflare.build.assembly import run_local
+from fairflare.build.config import make_config
 from fairflare.clinic import networks
-from fairflare.config import make_config
-from fairflare.privacy import ckks, masks
-from fairflare.privacy.pairs import PairwiseKeys
-from fairflare.privacy.sums import SumOrder
+from fairflare.privacy.secure_sum import checked, ckks
+from fairflare.privacy.secure_sum import pairwise as masks
+from fairflare.privacy.secure_sum.keys import PairwiseKeys
+from fairflare.privacy.secure_sum.protocol import SumOrder
+from fairflare.privacy.secure_sum.schemes import Credentials, number_scheme
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
 
@@ -42,10 +44,10 @@ def main() -> None:
     numbers("masks", [masks.MaskedSums(own) for own in keys.values()], order, masks.combine)
     if find_spec("tenseal"):
         own, public = ckks.new_contexts()
-        members = [ckks.EncryptedSums(own) for _ in keys]
-        numbers("ckks", members, order, lambda sealed: ckks.combine(sealed, public))
-    updates(list(keys.values()), order)
-    rounds(options.rounds)
+        members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
+        numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
+    updates(list(keys.values()), order, options)
+    rounds(options)
 
 
 def numbers(scheme: str, members: list, order: SumOrder, combine: Callable) -> None:
@@ -58,16 +60,17 @@ def numbers(scheme: str, members: list, order: SumOrder, combine: Callable) -> N
     print(f"{len(sealed[0])} bytes per site")
 
 
-def updates(keys: list[PairwiseKeys], order: SumOrder) -> None:
+def updates(keys: list[PairwiseKeys], order: SumOrder, options: argparse.Namespace) -> None:
     """Masking and adding updates, as multiples of a training step and of a plain mean."""
-    network = networks.build("resnet18", 3, 5)
+    network = networks.build("small-cnn" if options.toy else "resnet18", 3, 5)
     like = {key: value.detach() for key, value in network.state_dict().items() if value.is_floating_point()}
     update = {key: 1e-3 * torch.randn_like(value) for key, value in like.items()}
     site, first = timed(lambda: masks.mask_update(keys[0], update, order))
     # Adding takes the same time whatever is added.
     server, _ = timed(lambda: added([first] * len(keys), like))
     plain, _ = timed(lambda: mean([update] * len(keys)))
-    images, labels = torch.randn(32, 3, 224, 224), torch.randint(0, 5, (32,))
+    batch, size = (4, 32) if options.toy else (32, 224)
+    images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 5, (batch,))
     step, _ = timed(lambda: nn.functional.cross_entropy(network(images), labels).backward())
     print(f"updates of {sum(v.numel() for v in like.values()) / 1e6:.1f} M entries: ", end="")
     print(f"mask / training step {site / step:.2f}, sum / plain mean {server / plain:.2f}, bytes / plain 2")
@@ -91,14 +94,14 @@ def mean(found: list) -> dict:
     return total
 
 
-def rounds(number: int) -> None:
+def rounds(options: argparse.Namespace) -> None:
     """Whole runs, the second of each pair counted."""
-    seconds = {}
+    seconds, task = {}, "support2" if options.toy else "ich-phantom:small"
     for scheme in ("none", "masks", "none", "masks"):
-        config = make_config("fedism-plus", "ich-phantom:small", rounds=number, values={"secure_sum": scheme})
+        config = make_config("fedism-plus", task, rounds=options.rounds, values={"secure_sum": scheme})
         with tempfile.TemporaryDirectory() as folder:
             seconds[scheme], _ = timed(partial(run_local, config, Path(folder)))
-    print(f"ich-phantom:small, {number} rounds: masks / none {seconds['masks'] / seconds['none']:.3f}")
+    print(f"{task}, {options.rounds} rounds: masks / none {seconds['masks'] / seconds['none']:.3f}")
 
 
 def timed(work: Callable) -> tuple[float, object]:
@@ -113,7 +116,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sites", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
-    return parser.parse_args()
+    parser.add_argument("--toy", action="store_true", help="the smallest sizes, which say nothing about speed")
+    options = parser.parse_args()
+    if options.toy:
+        options.sites, options.rounds = 3, 1
+    return options
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def in_order(file: Path) -> str:
 def export(script: Path, folder: Path) -> None:
     """Export one job into ``folder``; raises CalledProcessError with the script's output."""
     command = [sys.executable, str(script), "--export", "--export-dir", str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(command, cwd=script.parent, check=True, timeout=120, **quiet)
 
 
 if __name__ == "__main__":

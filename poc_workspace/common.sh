@@ -13,7 +13,7 @@ usage() {
 $KIND.sh [--folder DIR] [--port N] COMMAND
 
   prepare [--preinstalled]  make startup kits; with --preinstalled every site gets the package and jobs bring no code
-  install                   give every site the package and allow its classes, as prepare --preinstalled does
+  install                   give every site the package and its check of jobs, as prepare --preinstalled does
   start                     start the server and the sites, and wait until all are connected
   check                     who is connected, which processes run
   submit JOB                submit a job folder (fairflare export writes one)
@@ -74,8 +74,18 @@ cmd_prepare() {
     mkdir -p "$FOLDER/home"
     sed -E "s/^( *(fed_learn|admin)_port:).*/\1 $PORT/" "$HERE/$PROJECT" > "$FOLDER/project.yml"
     prepare_kits
+    local made
+    for made in home poc provisioned sites; do
+        [ ! -d "$FOLDER/$made" ] || "$PYTHON" "$HERE/federation.py" protect "$FOLDER/$made"
+    done
     "$PYTHON" "$HERE/federation.py" stores "$KITS/localhost/local" "$FOLDER/stores"
-    [ "$ROUTE" = byoc ] || cmd_install
+    if [ "$ROUTE" != byoc ]; then
+        cmd_install
+    elif (cd / && "$PYTHON" -c "import fairflare.flare.site_policy") 2>/dev/null; then
+        veto
+    else
+        echo "no site checks jobs: $PYTHON lacks this package; prepare --preinstalled gives it to the sites"
+    fi
     echo "prepared: $FOLDER, port $PORT, sites $(echo $SITES)"
 }
 
@@ -89,6 +99,16 @@ cmd_install() {
         cp -R "$ROOT/custom/fairflare" "$KITS/$name/local/custom/"
         find "$KITS/$name/local/custom" -name __pycache__ -prune -exec rm -rf {} +
         "$PYTHON" "$HERE/federation.py" allow "$KITS/$name/local"
+    done
+    veto
+    "$PYTHON" "$HERE/federation.py" protect "$KITS"
+}
+
+# Every site checks every job with this package before anything of it is built.
+veto() {
+    local name
+    for name in $SITES; do
+        "$PYTHON" "$HERE/federation.py" policy "$KITS/$name/local"
     done
 }
 
@@ -173,7 +193,7 @@ cmd_all() {
     cmd_report
 }
 
-fairflare() { "${FAIRFLARE_PYTHON:-$PYTHON}" -m fairflare.cli "$@"; }
+fairflare() { "${FAIRFLARE_PYTHON:-$PYTHON}" -m fairflare "$@"; }
 
 main() {
     while [ $# -gt 0 ]; do
@@ -190,6 +210,7 @@ main() {
     fi
     case "$PYTHON" in */*) PYTHON="$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON")" ;; esac
     PYTHON="$(command -v "$PYTHON")" || die "no such python: $PYTHON"
+    umask 077  # kits, root key, logs and results are their owner's
     mkdir -p "$FOLDER"
     FOLDER="$(cd "$FOLDER" && pwd)"
     # start.sh runs whatever python3 comes first.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What poc.sh and provisioned.sh need beyond FLARE's own commands: free ports, site settings, and nothing left running.
+"""What poc.sh and provisioned.sh need beyond FLARE's own commands: free ports, settings, and nothing left running.
 
 Run as ``python federation.py COMMAND ...``; needs psutil, which comes with FLARE.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,9 @@ OURS = [
     "fairflare.flare.controller.FairController",
     "fairflare.flare.executor.FairExecutor",
     "fairflare.flare.egress.EgressFilter",
+    "fairflare.flare.persistor.FairPersistor",
 ]
+POLICY = "fairflare.flare.site_policy.SitePolicy"
 STORES = {"jobs-storage": "uri_root", "snapshot-storage": "root_dir"}
 
 
@@ -39,10 +42,27 @@ def check_port(port: str) -> None:
 
 
 def allow(local: str) -> None:
-    """Add this package's three classes to a site's allow-list, for jobs that bring no code."""
+    """Add this package's classes to a site's allow-list, for jobs that bring no code."""
     settings = _resources(Path(local))
     settings["class_allow_list"] = sorted({*settings["class_allow_list"], *OURS})
     _write(Path(local), settings)
+
+
+def policy(local: str) -> None:
+    """Let a site check every job before anything of it is built, and stream no file of a job's folder.
+
+    Its python needs this package, installed or in ``local/custom``.
+    """
+    settings = _resources(Path(local)) | {"allow_log_streaming": False}
+    settings["app_validator"] = {"path": POLICY, "args": {}}
+    _write(Path(local), settings)
+
+
+def protect(folder: str) -> None:
+    """Let nobody but their owner read the files below ``folder``: startup kits and the root key hold private keys."""
+    for path in (Path(folder), *Path(folder).rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXU | (0o700 if path.is_dir() else 0o600))
 
 
 def stores(local: str, folder: str) -> None:
@@ -128,5 +148,6 @@ def show(kits: str) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"check-port": check_port, "allow": allow, "stores": stores, "stop": stop, "show": show}
+    commands = {"check-port": check_port, "stop": stop, "show": show, "protect": protect}
+    commands |= {"allow": allow, "policy": policy, "stores": stores}
     commands[sys.argv[1]](*sys.argv[2:])

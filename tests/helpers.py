@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from fairflare.contracts import Batch, Training
+from fairflare.core.types import Batch, Training
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from fairflare.federation import loop, state
+from fairflare.federation.aggregation import plain
 from fairflare.federation.loop import Federation
 from fairflare.federation.site import Site
 from fairflare.trainers.base import Trainer
@@ -23,14 +24,14 @@ def die(*args, **kwargs):
 
 
 def in_round_two(kind, name, act, after=False):
-    """Have ``act`` take the place of a method the second time its round's arguments say round 2."""
+    """Have ``act`` take the place of a method or function the second time its round's arguments say round 2."""
     original = getattr(kind, name)
 
-    def patched(self, *args, **kwargs):
-        rounds = [getattr(a, "round", a) for a in (*args, *kwargs.values())]
+    def patched(first, *args, **kwargs):
+        rounds = [getattr(a, "round", a) for a in (first, *args, *kwargs.values())]
         if any(getattr(r, "number", None) == 2 for r in rounds) and not after:
             act()
-        result = original(self, *args, **kwargs)
+        result = original(first, *args, **kwargs)
         if any(getattr(r, "number", None) == 2 for r in rounds) and after:
             act()
         return result
@@ -71,8 +72,8 @@ def while_training():
 
 POINTS = {
     "training": while_training,
-    "sending": lambda: in_round_two(Site, "handle", die, after=True),
-    "between the exchanges": lambda: in_round_two(Federation, "_second_exchange", die),
+    "sending": lambda: in_round_two(Site, "finish", die, after=True),
+    "between the exchanges": lambda: in_round_two(plain, "_second_exchange", die),
     "writing state": while_writing_state,
     "between rounds": lambda: in_round_two(Federation, "_round", die),
 }
@@ -81,7 +82,7 @@ if os.environ.get("KILLING_POINT") and not Path(os.environ["KILLING_MARKER"]).ex
     POINTS[os.environ["KILLING_POINT"]]()
 
 if __name__ == "__main__":
-    from fairflare.cli import main
+    from fairflare.app.cli import main
 
     POINTS[sys.argv[1]]()
     main(sys.argv[2:])

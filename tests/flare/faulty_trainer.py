@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairflare.registry import trainer
+from fairflare.core.registry import trainer
 from fairflare.trainers.sgd import PlainTrainer
 
 SECRET = "/data/patients/jane_doe.dcm"

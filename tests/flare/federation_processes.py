@@ -13,7 +13,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from fairflare.cli import main
+from fairflare.app.cli import main
 from fairflare.report.write import verify_run
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +71,12 @@ class Federation:
 
     def fairflare(self, *arguments, check=True):
         """This package's command line."""
-        return _call([sys.executable, "-m", "fairflare.cli", *map(str, arguments)], self.cli, check)
+        return _call([sys.executable, "-m", "fairflare", *map(str, arguments)], self.cli, check)
 
     @contextlib.contextmanager
     def start_fairflare(self, *arguments):
         """This package's command line as a process that is still at work."""
-        command = [sys.executable, "-m", "fairflare.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "fairflare", *map(str, arguments)]
         child = subprocess.Popen(command, env=self.cli, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             yield child
@@ -160,7 +160,7 @@ def in_process(folder, *run):
     return check_run(folder)[-1]["model_sha256"]
 
 
-def until(found, seconds=120):
+def until(found, seconds=240):
     """What ``found`` returns once it is true."""
     deadline = time.monotonic() + seconds
     while not (what := found()):

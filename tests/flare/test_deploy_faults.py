@@ -12,7 +12,7 @@ import pytest
 import torch
 from federation_processes import check_run, federation, in_process, until
 
-from fairflare.cli import main
+from fairflare.app.cli import main
 from fairflare.federation.in_process import InProcess
 from fairflare.report.write import verify_run
 
@@ -97,7 +97,8 @@ def without(folder, site, away, *run):
 
 def has_trained(poc, site, federation, trained):
     """Whether the site's own memory counts the optimizer's steps through all the rounds ``trained``."""
-    memory = torch.load(poc.kits / site / "fairflare_state" / federation / "sites" / f"{site}.pt", weights_only=True)
+    (file,) = (poc.kits / site / "fairflare_state" / federation / "sites").glob(f"{site}.*.pt")
+    memory = torch.load(file, weights_only=True)
     steps = {number: int(kept["optimizer"]["state"][0]["step"]) for number, kept in memory.items()}
     each = steps[trained[-1]] // len(trained)
     return steps == {trained[k]: (k + 1) * each for k in (len(trained) - 2, len(trained) - 1)}

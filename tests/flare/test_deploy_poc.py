@@ -11,7 +11,8 @@ from federation_processes import Federation, check_run, federation, in_process, 
 pytestmark = pytest.mark.deploy
 ADMIN, LEAD = "admin@hub.org", "lead@hub.org"
 SITES = [f"site-{k}" for k in range(1, 5)]
-BRAIN = ["--task", "brain-seg:small", "--sites", "4", "--set", "images=90", "--set", "size=32", "--rounds", "2"]
+BRAIN = ["--task", "brain-seg:small", "--sites", "4", "--rounds", "2"]
+BRAIN += ["--set", "images=90", "--set", "size=32", "--set", "site_test_images=0"]
 TABLE = ["--task", "support2", "--rounds", "2"]
 
 

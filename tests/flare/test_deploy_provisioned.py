@@ -3,15 +3,18 @@
 
 import importlib
 import json
+import pickle
 import re
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 from federation_processes import ROOT, check_run, federation, in_process, processes
 
+from fairflare.clinic.site_config import read_site_config
 from fairflare.federation.audit import verify
-from fairflare.site_config import read_site_config
+from fairflare.flare.policy_file import FILES, Policy, read_policy
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -42,7 +45,8 @@ def strict(three):
     """The same after a restart: every site has the package; hospital-b takes no code, hospital-c no other classes."""
     three.sh("stop")
     three.sh("install")
-    for site, name in (("hospital-b", "authorization.json"), ("hospital-c", "resources.json")):
+    samples = [("hospital-b", "authorization.json"), ("hospital-c", "resources.json"), ("hospital-c", FILES[0])]
+    for site, name in samples:
         (local(three, site) / name).write_text((ROOT / "poc_workspace" / "local" / name).read_text())
     three.sh("start")
     return three
@@ -148,6 +152,7 @@ def test_a_site_that_takes_no_code_refuses_a_job_that_brings_some(strict, tmp_pa
     done = prod(strict, LEAD, "fedavg", *all_three, out=tmp_path / "run", check=False)
     assert done.returncode == 1 and not (tmp_path / "run").exists()
     assert "hospital-b: BYOC not permitted" in last_line(done)
+    assert "hospital-c: refused by this site's policy: the job brings code (app/custom)" in last_line(done)
 
 
 def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
@@ -168,8 +173,65 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]
 
 
+def test_no_key_of_a_federation_can_be_read_by_others(three):
+    """The root key and everybody's private keys: whoever shares the machine sees none of them."""
+    files = [path for path in three.folder.rglob("*") if not path.is_symlink()]
+    files = [path for path in files if path.parent.name != "local"]  # where this file's fixtures write
+    open_to_others = [path for path in files if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO)]
+    assert three.folder / "provisioned" / "fairflare" / "state" / "cert.json" in files
+    assert not open_to_others, open_to_others[:5]
+
+
+class Owned:
+    """A pickle that writes a file when it is read."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (self.marker, "w")
+
+
+def test_a_job_without_code_that_names_a_loader_runs_nothing_at_any_hospital(strict, tmp_path):
+    """Signed and submitted by a lead; of a plain export only the network's name is changed."""
+    own = ["--kind", "classification", "--classes", "2", "--set", "site_names=a,b,c", "--rounds", "2"]
+    named = ["--set", f"clients={','.join(HOSPITALS)}", "--set", "model=small-cnn"]
+    strict.fairflare("export", "fedavg", *own, *named, "--preinstalled", "--out", tmp_path / "job")
+    marker, weights = tmp_path / "marker", tmp_path / "weights.pth"
+    weights.write_bytes(pickle.dumps(Owned(str(marker))))
+    args = {"url": weights.as_uri(), "model_dir": str(tmp_path / "hub"), "weights_only": False}
+    model = {"class_path": "monai.networks.nets.densenet.load_state_dict_from_url", "args": args}
+    file = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
+    text = file.read_text()
+    assert text.count('"small-cnn"') == text.count('"model"') == 2
+    file.write_text(text.replace('"small-cnn"', json.dumps(json.dumps(model))))
+    job = strict.nvflare("job", "submit", "-j", tmp_path / "job", kit=LEAD)["data"]["job_id"]
+    strict.nvflare("job", "wait", job, "--timeout", "60", kit=LEAD, check=False)
+    meta = strict.meta(job, LEAD)
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN", meta
+    for site in HOSPITALS:
+        told = [text for text in meta["job_deploy_detail"] if text.startswith(f"{site}: ")]
+        refusal = "refused by this site's policy: model: expected a network that monai.networks.nets defines, got"
+        assert len(told) == 1 and f"{refusal} '{model['class_path']}'" in told[0], meta
+        assert str(strict.folder) not in told[0]
+        assert not (strict.kits / site / job).exists(), "nothing of it is left there"
+    assert not marker.exists() and not (tmp_path / "hub").exists()
+
+
+def test_whoever_submits_is_told_what_a_hospital_expects(strict, tmp_path):
+    wanted = [*SUPPORT2, "--preinstalled", "--set", "min_sites=3"]
+    (local(strict, "hospital-a") / FILES[0]).write_text("methods: [fedism-plus]\nmax_rounds: 1\n")
+    try:
+        done = prod(strict, LEAD, "fedavg", *wanted, out=tmp_path / "run", check=False)
+    finally:
+        (local(strict, "hospital-a") / FILES[0]).unlink()
+    assert done.returncode == 1 and not (tmp_path / "run").exists()
+    refusal = "hospital-a: refused by this site's policy: method: expected one of fedism-plus, got 'fedavg'"
+    assert refusal in last_line(done), done.stderr
+
+
 def test_a_site_with_another_version_of_the_package_keeps_a_run_from_starting(strict, tmp_path):
-    file = local(strict, "hospital-a") / "custom" / "fairflare" / "versions.py"
+    file = local(strict, "hospital-a") / "custom" / "fairflare" / "core" / "versions.py"
     as_installed = file.read_bytes()
     file.write_bytes(as_installed + b"# changed at this hospital\n")
     try:
@@ -180,14 +242,19 @@ def test_a_site_with_another_version_of_the_package_keeps_a_run_from_starting(st
     assert done.returncode == 1 and told == [last_line(done)], done.stderr
     assert not any(f"hospital-{other}: " in told[0] for other in "bc")
     entries = verify(tmp_path / "run" / "audit.jsonl")
-    assert [e["event"] for e in entries] == ["start", "finish"] and entries[-1]["status"] == "failed"
+    begun = [e["event"] for e in entries if e["event"] != "report"]
+    assert begun == ["start", "finish"] and entries[1]["status"] == "failed"
 
 
-def test_the_sample_settings_name_what_there_is():
+def test_the_sample_settings_name_what_there_is(tmp_path):
     samples = ROOT / "poc_workspace" / "local"
     allowed = set(json.loads((samples / "resources.json").read_text())["class_allow_list"])
     assert allowed < set(processes().OURS)
-    for path in processes().OURS:
+    assert json.loads((samples / "resources.json").read_text())["app_validator"]["path"] == processes().POLICY
+    (local := tmp_path / "local").mkdir()
+    (local / FILES[0]).write_text((samples / FILES[0]).read_text())
+    assert read_policy(local) == Policy(allow_code=False, max_rounds=500, min_count=10)
+    for path in (*processes().OURS, processes().POLICY):
         module, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(module), name)
     for name in ("fairflare_site.yaml", "fairflare_site_table.yaml"):

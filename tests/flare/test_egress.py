@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The egress filter on results as FLARE carries them: what is agreed on passes, everything else becomes an error."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.assembly import build_parts, build_site
-from fairflare.config import make_config
-from fairflare.contracts import Round
+from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.config import make_config
+from fairflare.core.types import Round
 from fairflare.federation.messages import Instruction
-from fairflare.flare.egress import EgressFilter
-from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable
+from fairflare.flare import egress
+from fairflare.flare.egress import MASK, EgressFilter
+from fairflare.flare.executor import FairExecutor
+from fairflare.flare.wire import (
+    ERROR_HEADER,
+    VALIDATE,
+    answer_to_shareable,
+    validation_answer,
+    validation_from_shareable,
+)
 
 CONFIG = make_config("fedufo", "support2", rounds=2)
 
@@ -27,7 +39,9 @@ def answers():
     parts = build_parts(CONFIG)
     site = build_site(CONFIG, parts, "site-4")
     first = Round(1, 2)
-    return {task: site.handle(Instruction(task, first, parts.model)) for task in ("preflight", "train", "evaluate")}
+    made = {task: site.handle(Instruction(task, first, parts.model)) for task in ("preflight", "train", "evaluate")}
+    asked = DXO(DataKind.WEIGHTS, data={key: value.numpy() for key, value in parts.model.items()}).to_shareable()
+    return made | {VALIDATE: validation_answer(site.handle(validation_from_shareable(asked)))}
 
 
 def filtered(task, shareable):
@@ -36,7 +50,7 @@ def filtered(task, shareable):
     return EgressFilter(CONFIG.to_json()).process(shareable, context)
 
 
-@pytest.mark.parametrize("task", ["preflight", "train", "evaluate"])
+@pytest.mark.parametrize("task", ["preflight", "train", "evaluate", VALIDATE])
 def test_real_answers_pass_unchanged(task, answers):
     before = FLModelUtils.from_shareable(answer_to_shareable(answers[task]))
     passed = filtered(task, answer_to_shareable(answers[task]))
@@ -56,8 +70,6 @@ def refused(task, shareable):
 
 
 def dxo_of(answers):
-    from nvflare.apis.dxo import from_shareable
-
     return from_shareable(answer_to_shareable(answers["train"]))
 
 
@@ -137,3 +149,93 @@ def test_a_result_without_data_is_no_training_result(data, answers):
     shareable = dxo.to_shareable()
     shareable["DXO"] = {**shareable["DXO"], "data": data} if "DXO" in shareable else data
     assert filtered("train", shareable).get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+
+
+def test_a_validation_holds_the_metrics_of_an_evaluation_and_no_counts(answers):
+    """One number per name, as FLARE's evaluation workflows read them: no groups, no sizes of splits."""
+    told, asked = answers[VALIDATE], answers["evaluate"]
+    assert told.n_examples is None
+    assert told.metrics == {f"{s}_{name}": v for s in ("val", "test") for name, v in asked.metrics[s].items()}
+    assert "test_loss" in told.metrics and "groups" in asked.metrics
+
+
+@pytest.mark.parametrize(
+    "metrics, reason",
+    [
+        ({"val_auc": 17.0}, "metric auc: outside"),
+        ({"val_auc": math.nan}, "metric auc: not a finite number"),
+        ({"val_patients": 0.5}, "metric: a name that is not on the list"),
+        ({"train_loss": 0.5}, "unreadable: ValueError"),
+        ({"val": {"auc": 0.5}}, "metric: a name that is not on the list"),
+        ({"groups": {"val": {}}}, "unreadable: ValueError"),
+        ({7: 0.5}, "unreadable: ValueError"),
+    ],
+)
+def test_numbers_that_no_evaluation_has_do_not_leave_with_a_validation(metrics, reason, answers):
+    other = dataclasses.replace(answers[VALIDATE], metrics=metrics)
+    assert reason in refused(VALIDATE, answer_to_shareable(other))
+
+
+def test_no_model_leaves_with_a_validation_and_none_is_submitted(answers):
+    loaded = dataclasses.replace(answers[VALIDATE], update=answers["train"].update)
+    assert "weights in an answer to evaluate" in refused(VALIDATE, answer_to_shareable(loaded))
+    assert "weights in an answer to submit_model" in refused("submit_model", answer_to_shareable(answers["train"]))
+    reply = FairExecutor(CONFIG.to_json()).execute("submit_model", Shareable(), FLContext(), Signal())
+    assert reply.get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+def test_a_difference_is_no_model_to_validate(answers):
+    with pytest.raises(ValueError, match="model to validate: expected weights"):
+        validation_from_shareable(answer_to_shareable(answers["train"]))
+
+
+@pytest.mark.parametrize(
+    "mask, reason",
+    [
+        (None, "nobody masked"),
+        (lambda answer: answer, "nobody masked"),
+        (lambda answer: dataclasses.replace(answer, update_kind="masked"), "nobody masked"),
+        (lambda answer: dataclasses.replace(answer, error="egress: weights w: not finite", update=None), "not finite"),
+    ],
+    ids=["none", "another", "only its name", "a site that refuses"],
+)
+def test_with_secure_sums_no_update_leaves_the_filter_in_the_clear(mask, reason, answers, monkeypatch):
+    config = make_config("fedism", "support2", rounds=2, values={"secure_sum": "masks"})
+    monkeypatch.setattr(egress, "vouch_for_code", lambda context: None)
+    context = FLContext()
+    context.set_prop(FLContextKey.TASK_NAME, "weigh", private=True, sticky=False)
+    if mask is not None:
+        context.set_prop(MASK, mask, private=True, sticky=False)
+    sent = dataclasses.replace(answers["train"], scalars={}, metrics={"auc": 0.75})
+    result = EgressFilter(config.to_json()).process(answer_to_shareable(sent), context)
+    assert result.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR and "DXO" not in result
+    assert reason in result.get_header(ERROR_HEADER)
+
+
+@pytest.mark.parametrize("seal, task", [("none", "train"), ("masks", "weigh")])
+def test_receivers_at_a_site_hear_what_leaves_and_nothing_more(seal, task, answers, monkeypatch):
+    """Local events; a job could have FLARE send them on, past all filters. With secure sums they hold no loss."""
+    config = make_config("fedism", "support2", rounds=2, values={"secure_sum": seal})
+    heard = []
+
+    def masked(answer):
+        return dataclasses.replace(answer, update={k: v.long() for k, v in answer.update.items()}, update_kind="masked")
+
+    def fire(event, context):
+        data = AnalyticsData.from_dxo(from_shareable(context.get_prop(FLContextKey.EVENT_DATA)))
+        heard.append((event, data.tag, data.value, data.step))
+
+    monkeypatch.setattr(egress, "vouch_for_code", lambda context: None)
+    engine = SimpleNamespace(fire_event=fire)
+    manager = FLContextManager(engine, "site-4", "job", {}, {})
+    metrics = {"auc": 0.75} | ({"loss": 0.5} if seal == "none" else {})
+    for extra in ({}, {"loss": 0.5} if seal == "masks" else {"patients": 17.0}):
+        with manager.new_context() as context:
+            context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+            context.set_prop(MASK, masked, private=True, sticky=False)
+            told = dataclasses.replace(answers["train"], scalars={}, metrics=metrics | extra, update_kind="diff")
+            filter = EgressFilter(config.to_json())
+            code = filter.process(answer_to_shareable(told), context).get_return_code()
+            assert code == (ReturnCode.TASK_RESULT_FILTER_ERROR if extra else ReturnCode.OK)
+    local = [(event, *rest) for event, *rest in heard if event == ANALYTIC_EVENT_TYPE]
+    assert local == [(ANALYTIC_EVENT_TYPE, name, value, 1) for name, value in metrics.items()]

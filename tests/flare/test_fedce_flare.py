@@ -7,7 +7,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_opt.pt.fedce import FedCEConstants, FedCEModelAggregator
 
-from fairflare.contracts import Reply, Round
+from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.fedce import FedCE
 
 ROUNDS, SITES = 5, 4
@@ -37,7 +37,7 @@ def test_five_rounds(combine, mode):
             error = {"minus_error": 1.0 - scores[t, k]} if t else {}
             replies.append(Reply(f"site-{k}", updates(t, k), 10, error, trainable=frozenset(TRAINABLE)))
         expected = theirs.aggregate_model()
-        outcome = ours.aggregate(model, replies, state, Round(t + 1, ROUNDS))
+        outcome = ours.aggregate(model, replies, state, Info(Round(t + 1, ROUNDS)))
         state = outcome.state
         for site, weight in expected.meta[FedCEConstants.CONTRIBUTION_WEIGHTS].items():
             assert outcome.weights[site] == pytest.approx(weight, abs=1e-6)
@@ -54,7 +54,7 @@ def test_a_zero_update_too():
         theirs.accept_model(FLModel(params=update, params_type=ParamsType.DIFF, meta=meta, current_round=0))
         replies.append(Reply(f"site-{k}", update, 10, trainable=frozenset(TRAINABLE)))
     expected = theirs.aggregate_model().meta[FedCEConstants.CONTRIBUTION_WEIGHTS]
-    weights, _ = ours.weigh(replies, {}, Round(1, 5))
+    weights, _ = ours.weigh(replies, {}, Info(Round(1, 5)))
     assert weights == pytest.approx(expected, abs=1e-6)
-    weights, _ = FedCE().weigh(replies, {}, Round(1, 5))
+    weights, _ = FedCE().weigh(replies, {}, Info(Round(1, 5)))
     assert weights["site-0"] < min(weights["site-1"], weights["site-2"])

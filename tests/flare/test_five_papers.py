@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fairflare.cli import main
+from fairflare.app.cli import main
 from fairflare.federation.audit import verify
 
 METHODS = {

@@ -2,14 +2,19 @@
 """jobs/ and app_configs/: each job exports what is committed, and runs from its script."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fairflare.flare import job
+
 ROOT = Path(__file__).parents[2]
 JOBS = sorted(p.parent.name for p in (ROOT / "jobs").glob("*/job.py"))
+STOCK = {"stock_recipe"}
+"""Jobs of FLARE's own recipes, whose intervals are FLARE's."""
 
 
 def test_app_configs_are_in_sync():
@@ -19,8 +24,21 @@ def test_app_configs_are_in_sync():
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_jobs_have_a_readme_and_short_intervals(name):
+def test_jobs_have_a_readme(name):
     assert (ROOT / "jobs" / name / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_filter_is_registered_for_a_star(name):
+    """FLARE looks filters up by a task's own name: one for "*", which its documentation calls all tasks, never runs."""
+    for file in (ROOT / "app_configs" / name).glob("config_fed_*.json"):
+        config = json.loads(file.read_text())
+        for chain in config["task_data_filters"] + config["task_result_filters"]:
+            assert chain["tasks"] and "*" not in chain["tasks"], f"{file.name}: {chain}"
+
+
+@pytest.mark.parametrize("name", sorted(set(JOBS) - STOCK))
+def test_jobs_have_short_intervals(name):
     configs = ROOT / "app_configs" / name
     server = json.loads((configs / "config_fed_server.json").read_text())
     client = json.loads((configs / "config_fed_client.json").read_text())
@@ -29,14 +47,35 @@ def test_jobs_have_a_readme_and_short_intervals(name):
     assert client["default_task_fetch_interval"] == 0.02
 
 
+@pytest.mark.parametrize("name", sorted(set(JOBS) - STOCK))
+def test_a_job_names_its_method_and_task_and_nothing_else(name):
+    lines = (ROOT / "jobs" / name / "job.py").read_text().splitlines()
+    assert len(lines) < 10 and f'"{name}"' in lines[-1] and "from fairflare.flare.job import main" in lines
+
+
+def test_a_job_s_command_line_reaches_the_recipe(monkeypatch):
+    ran = []
+    monkeypatch.setattr(job.FairRecipe, "execute", lambda recipe, env: ran.append((recipe, env)))
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        arguments = ["--rounds", "3", "--seed", "4", "--workspace", "w", "--production"]
+        job.main("fedufo", "support2", "mine", arguments=arguments, group_by="label+sex")
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    ((recipe, env),) = ran
+    assert (recipe.name, recipe.config.method, recipe.config.task) == ("mine", "fedufo", "support2")
+    assert (recipe.config.training["rounds"], recipe.config.seed, recipe.config.group_by) == (3, 4, "label+sex")
+    assert not recipe.simulation and env.workspace_root == "w"
+
+
 def test_production_export_keeps_flares_intervals(tmp_path):
     script = ROOT / "jobs" / "fedavg_support2" / "job.py"
     command = [sys.executable, str(script), "--production", "--export", "--export-dir", str(tmp_path)]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
-    job = tmp_path / "fedavg_support2" / "app"
-    assert "task_request_interval" not in (job / "config" / "config_fed_server.json").read_text()
-    assert "task_fetch_interval" not in (job / "config" / "config_fed_client.json").read_text()
-    assert (job / "custom" / "fairflare" / "flare" / "executor.py").is_file()
+    made = tmp_path / "fedavg_support2" / "app"
+    assert "task_request_interval" not in (made / "config" / "config_fed_server.json").read_text()
+    assert "task_fetch_interval" not in (made / "config" / "config_fed_client.json").read_text()
+    assert (made / "custom" / "fairflare" / "flare" / "executor.py").is_file()
 
 
 @pytest.mark.flare

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fairflare import user_code
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.core import user_code
 from fairflare.federation.audit import verify
 from own_code import write_code
 from own_folder import SITES, write_images, write_tables
@@ -68,11 +68,11 @@ def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
     own = ["--datalists", data, "--kind", "segmentation", "--classes", "lesion", "--set", "size=32"]
     assert run("run", "fedavg", *own, "--rounds", "2", "--env", "sim", "--out", tmp_path / "r") == 1
     last = capfd.readouterr().err.strip().splitlines()[-1]
-    assert last == "fairflare: preflight: south: train: unreadable: a file cannot be read (1)"
+    assert last == "fairflare: preflight: south: train: unreadable: a file cannot be read"
     entries = verify(tmp_path / "r" / "audit.jsonl")
-    assert [e["event"] for e in entries] == ["start", "finish"] and entries[-1]["status"] == "failed"
+    assert [e["event"] for e in entries] == ["start", "finish", "report"] and entries[1]["status"] == "failed"
     assert entries[0]["preflight"]["south"]["findings"] == [
-        {"level": "error", "code": "unreadable", "split": "train", "count": 1}
+        {"level": "error", "code": "unreadable", "split": "train", "count": ""}
     ]
     assert "3.png" not in (tmp_path / "r" / "audit.jsonl").read_text()
     assert "3.png" in (tmp_path / "r" / "preflight_south.txt").read_text(), "the people at the site are told which file"

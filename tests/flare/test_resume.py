@@ -5,12 +5,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from killed_runs import kill_one_process
 
-from fairflare.cli import main
+from fairflare.app.cli import main
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
 from fairflare.report.write import verify_run
@@ -18,7 +18,7 @@ from killing import POINTS
 
 KILLING = Path(__file__).parents[1] / "killing.py"
 RUN = ["run", "fedlwr", "--task", "fundus-phantom:small", "--rounds", "3"]
-SMALL = ["n_sites=3", "images=70", "size=32", "epochs=1", "batch_size=8"]
+SMALL = ["n_sites=3", "images=70", "site_test_images=0", "size=32", "epochs=1", "batch_size=8"]
 
 
 def call(*arguments):
@@ -60,22 +60,8 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_of_the_simulator_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
     """The server's process, or a site's; with a site's FLARE's simulator waits on, so that the user ends the run."""
-    folder, marker = tmp_path / "run", tmp_path / "died"
-    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(KILLING))
-    monkeypatch.setenv("KILLING_POINT", point)
-    monkeypatch.setenv("KILLING_MARKER", str(marker))
-    whole = [sys.executable, "-m", "fairflare.cli", *command, "--env", "sim", "--out", str(folder)]
-    run = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while not marker.exists() and run.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert marker.exists(), "nothing died"
-        time.sleep(1)
-        run.send_signal(signal.SIGINT)
-        assert run.wait(timeout=60) != 0
-    finally:
-        run.kill()
+    folder = tmp_path / "run"
+    kill_one_process([*command, "--env", "sim", "--out", folder], point, (KILLING,), tmp_path, monkeypatch)
     assert [e["round"] for e in verify(folder / "audit.jsonl") if e["event"] == "round"] in ([1], [1, 2])
     assert call("resume", folder) == 0
     entries = verify_run(folder)
@@ -90,10 +76,13 @@ def test_what_cannot_be_resumed(command, tmp_path, capsys):
     capsys.readouterr()
     assert call("resume", folder) == 2 and "the run is complete" in capsys.readouterr().err
     config = json.loads((folder / "config.json").read_text())
-    (folder / "report.json").unlink()
-    for change, message in (({"env": "prod"}, "--set federation=ID"), ({"seed": 9}, "a run of another configuration")):
+    for change in ({"env": "prod"}, {"seed": 9}):
         (folder / "config.json").write_text(json.dumps({**config, **change}))
-        assert call("resume", folder) == 2 and message in capsys.readouterr().err
+        assert call("resume", folder) == 2 and "another configuration" in capsys.readouterr().err
+    deployed = tmp_path / "deployed"
+    deployed.mkdir()
+    (deployed / "config.json").write_text(json.dumps({**config, "env": "prod"}))
+    assert call("resume", deployed) == 2 and "--set federation=ID" in capsys.readouterr().err
 
 
 def test_a_run_that_failed_for_too_few_sites_goes_on_when_they_are_back(command, tmp_path, capsys):

@@ -14,9 +14,10 @@ import pytest
 import torch
 from faulty_trainer import SECRET
 
-from fairflare.assembly import build_parts
-from fairflare.clinic import tasks
-from fairflare.config import make_config
+from fairflare.build import tasks
+from fairflare.build.assembly import build_parts
+from fairflare.build.config import make_config
+from fairflare.core.processes import SCRATCH
 from fairflare.federation.audit import model_hash, verify
 
 pytestmark = pytest.mark.flare
@@ -25,7 +26,7 @@ TASK = ["--task", "support2:dirichlet", "--sites", "3"]
 
 
 def fairflare(*arguments, **environment):
-    command = [sys.executable, "-m", "fairflare.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fairflare", *map(str, arguments)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400)
 
 
@@ -33,8 +34,14 @@ def model_of(folder):
     return torch.load(folder / "model.pt", weights_only=True)
 
 
+PARTS = ["selector=share", "select.share=0.6", "server_optimizer=adam", "train.lr=0.002"]
+SET = [word for pair in PARTS for word in ("--set", pair)]
+
+
 @pytest.mark.parametrize(
-    "method, chosen", [("fedavg", []), ("fedism-plus", []), ("fedism-plus", ["--set", "secure_sum=masks"])], ids=str
+    "method, chosen",
+    [("fedavg", []), ("fedism-plus", []), ("fedism-plus", ["--set", "secure_sum=masks"]), ("fedism", SET)],
+    ids=str,
 )
 def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
     hashes = {}
@@ -79,20 +86,36 @@ def test_a_site_that_raises_is_left_out_and_its_words_stay_there(tmp_path):
         assert SECRET not in (tmp_path / "run" / name).read_text()
 
 
+def named(folder):
+    """Processes whose command line names ``folder``."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
+
+
 def test_ctrl_c_leaves_no_process_behind(tmp_path):
-    command = [sys.executable, "-m", "fairflare.cli", "run", "fedavg", *TASK, "--rounds", "500", "--env", "sim"]
-    child = subprocess.Popen([*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "fairflare", "run", "fedavg", *TASK, "--rounds", "500", "--env", "sim"]
+    # Simulators of other tests may run beside this one: what this one leaves is known by its scratch folder.
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    # A shell's background jobs, and what they start, are born ignoring Ctrl-C.
+    child = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while len(psutil.Process(child.pid).children(recursive=True)) < 5 and time.monotonic() < deadline:
         time.sleep(0.5)
     family = psutil.Process(child.pid).children(recursive=True)
     assert len(family) >= 5, "the simulator never got going"
+    assert named(scratch / SCRATCH), "the run's processes name their folder"
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130 and err.strip().endswith("fairflare: interrupted")
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, [p.cmdline() for p in alive]
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "fairflare_sim_" in " ".join(p.info["cmdline"] or ())]
+    assert not named(scratch / SCRATCH)
 
 
 def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLARE's own FedAvgRecipe with our aggregator handed to it, in FLARE's simulator."""
 
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from fairflare.functional.perturbation import global_norm, perturbed
 
 HERE = Path(__file__).parent
 JOB = """
@@ -45,3 +49,63 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
     running_mean = torch.as_tensor(saved["1.running_mean"])
     torch.testing.assert_close(running_mean, torch.full((2,), 5.0))
     assert int(saved["1.num_batches_tracked"]) == 0
+
+
+STOCK = Path(__file__).parents[2] / "jobs" / "stock_recipe"
+ROUNDS = 2
+
+
+@pytest.mark.flare
+def test_the_printed_call_runs_with_flare_s_defaults(tmp_path):
+    """jobs/stock_recipe: NumPy arrays, BatchNorm, and a script that sends whole weights; FLARE makes the DIFF."""
+    folder = shutil.copytree(STOCK, tmp_path / "job")
+    command = [sys.executable, "job.py", "--rounds", str(ROUNDS), "--workspace", str(tmp_path / "ws")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    server = tmp_path / "ws" / "stock_recipe" / "server"
+    log = (server / "log.txt").read_text()
+    assert "left out" not in log
+    told = [json.loads(w.replace("'", '"')) for w in re.findall(r"round \d weights: (\{.*\})", log)]
+    assert len(told) == ROUNDS and all(sorted(w) == ["site-1", "site-2", "site-3"] for w in told)
+    assert all(sum(w.values()) == pytest.approx(1.0) and len(set(w.values())) == 3 for w in told)
+    saved = torch.load(next(server.glob("**/FL_global_model.pt")), weights_only=True)["model"]
+    assert all(bool(torch.as_tensor(value).isfinite().all()) for value in saved.values())
+    assert int(saved["1.num_batches_tracked"]) == 0 and saved["1.running_mean"].abs().min() > 0
+    falling = torch.as_tensor(saved["1.running_var"])
+    assert bool((falling < 1).any()) and bool((falling > 0).all())
+
+
+def module(name):
+    """A script of the example, imported without running it."""
+    spec = importlib.util.spec_from_file_location(f"stock_{name}", STOCK / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_script_measures_what_the_package_measures(monkeypatch):
+    """S of the example's plain lines is the sharpness of our own perturbation, and the network is left as it was."""
+    monkeypatch.syspath_prepend(STOCK)
+    client = module("client")
+    torch.manual_seed(0)
+    network = module("network").Network()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    inputs, targets = client.load("site-3")
+    loss, rise = client.sharpness(network, inputs, targets)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    parameters = list(network.parameters())
+    plain = torch.nn.functional.cross_entropy(network(inputs), targets)
+    gradients = torch.autograd.grad(plain, parameters)
+    with torch.no_grad(), perturbed(parameters, gradients, client.RADIUS, global_norm(gradients)):
+        grown = torch.nn.functional.cross_entropy(network(inputs), targets)
+    assert (loss, rise) == pytest.approx((float(plain.detach()), float(grown - plain.detach())), rel=1e-4) and rise > 0
+
+
+def test_the_printed_script_is_the_one_that_runs():
+    root = STOCK.parents[1]
+    printed = (root / "docs" / "stock_recipe.md").read_text()
+    assert (STOCK / "client.py").read_text() in printed
+    call = 'aggregator=FairAggregator("fedism"), params_transfer_type="DIFF")'
+    assert f"FedAvgRecipe(..., {call}" in printed and f"FedAvgRecipe(..., {call}" in (root / "README.md").read_text()
+    job = "".join((STOCK / "job.py").read_text().split())
+    assert all(part.rstrip(")") in job for part in call.split(", ")) and "server_expected_format" not in job

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairflare.registry import trainer
+from fairflare.core.registry import trainer
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import Batch, LocalWork, Reply, Round, Training
+from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
+from fairflare.functional.similarity import cka, compact, cosine, hsic
 from fairflare.probes.cka import LayerSimilarity
 from fairflare.rules.fedlwr import FedLWR
-from fairflare.similarity import cka, compact, cosine, hsic
 from golden import folder
 
 ARRAYS = np.load(folder() / "cka.npz")
@@ -103,7 +103,7 @@ def test_layer_weights(variant, clip, key):
         )
         for k in range(sites)
     ]
-    outcome = FedLWR(variant=variant, clip=clip).aggregate(model, replies, {}, Round(1, 1))
+    outcome = FedLWR(variant=variant, clip=clip).aggregate(model, replies, {}, Info(Round(1, 1)))
     for m in range(layers):
         rho = outcome.notes["layer_weights"][f"layer{m}"]
         expected = ARRAYS[f"lwr/{key}"][:, m]

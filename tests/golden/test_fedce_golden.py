@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import Reply, Round
+from fairflare.core.types import Info, Reply, Round
 from fairflare.probes.leave_one_out import without
 from fairflare.rules.fedce import FedCE
 from golden import folder
@@ -38,7 +38,7 @@ def test_weights(variant, mode, combine):
     expected = GOLDEN[f"{PREFIXES[variant]}_{mode}/weights"]
     model = {"w": torch.zeros(3, 4), "b": torch.zeros(3)}
     for t in range(ROUNDS):
-        outcome = rule.aggregate(model, replies(t), state, Round(t + 1, ROUNDS))
+        outcome = rule.aggregate(model, replies(t), state, Info(Round(t + 1, ROUNDS)))
         state = outcome.state
         np.testing.assert_allclose(list(outcome.weights.values()), expected[t], rtol=0, atol=1e-6)
         if variant == "flare":

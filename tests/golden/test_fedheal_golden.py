@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.contracts import Reply, Round
+from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.fedheal import FedHEAL
 from golden import folder
 
@@ -38,7 +38,7 @@ def test_five_rounds(variant, prefix, atol, parts, suffix):
     model = {key: torch.from_numpy(GOLDEN[f"init/{key}"]).to(dtype) for key in KEYS}
     state = {}
     for t in range(ROUNDS):
-        outcome = rule.aggregate(model, replies(t, dtype), state, Round(t + 1, ROUNDS))
+        outcome = rule.aggregate(model, replies(t, dtype), state, Info(Round(t + 1, ROUNDS)))
         np.testing.assert_allclose(list(outcome.weights.values()), GOLDEN[f"{case}/weights"][t], rtol=0, atol=atol)
         if f"{case}/raw_weights" in GOLDEN and parts != "fphl":
             raw = list(outcome.state["p"].values())

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import Batch, LocalWork, Reply, Round, Training
-from fairflare.objectives import local_objective
-from fairflare.perturbation import rho_at
+from fairflare.core.objectives import local_objective
+from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
+from fairflare.functional.perturbation import rho_at
 from fairflare.probes.sharpness import Sharpness
 from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import gsam_step
@@ -31,7 +31,7 @@ def weights_over_rounds(rule, loss, perturbed):
             Reply(f"site-{k}", {}, 10, {"sharpness": h - f, "perturbed_loss": h, "loss": f})
             for k, (f, h) in enumerate(zip(low, high))
         ]
-        weights, state = rule.weigh(replies, state, Round(t, len(loss)))
+        weights, state = rule.weigh(replies, state, Info(Round(t, len(loss))))
         rows.append([weights[r.site] for r in replies])
     return np.array(rows)
 

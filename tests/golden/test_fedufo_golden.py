@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
-from fairflare.contracts import Reply, Round
+from fairflare.core.types import Info, Reply, Round
+from fairflare.functional.simplex import in_ball, in_ball_reference
 from fairflare.rules.fedufo import FedUFO
-from fairflare.rules.simplex import in_ball, in_ball_reference
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedufo.npz")
@@ -48,7 +48,7 @@ def test_five_rounds(case):
     rule, state = rule_of(case), {}
     atol = 1e-6 if case.startswith("ref") else 1e-9
     for t in range(ROUNDS):
-        _, state = rule.weigh(replies(t), state, Round(t + 1, ROUNDS))
+        _, state = rule.weigh(replies(t), state, Info(Round(t + 1, ROUNDS)))
         if "_MxN_" in case:
             found = [list(row.values()) for row in state["cells"].values()]
             np.testing.assert_allclose(found, GOLDEN[f"{case}/lambda"][t], rtol=0, atol=atol)

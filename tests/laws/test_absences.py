@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from fairflare import registry
-from fairflare.assembly import build_federation, build_parts, build_site, site_names
-from fairflare.config import make_config
+from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
+from fairflare.build.config import make_config
+from fairflare.core import registry
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.memory import SiteMemory
@@ -18,7 +18,7 @@ HERE = [
     {"site-1", "site-2", "site-3"},
     {"site-1", "site-2", "site-3"},
     {"site-1", "site-3"},  # site-2 misses the deadline
-    {"site-1", "site-3"},  # site-2 answers the knock, site-4 is connected and knocked at
+    {"site-1", "site-3"},  # site-2 answers the invitation, site-4 is connected and invited
     {"site-1", "site-2", "site-3", "site-4"},
     {"site-1", "site-2", "site-3", "site-4"},
     {"site-1", "site-2", "site-3", "site-4"},
@@ -90,7 +90,8 @@ def test_a_site_goes_on_from_its_own_memory(tmp_path, monkeypatch):
     _, sites, _ = run("fedavg", tmp_path / "run")
     found = started[id(sites[AWAY].memory)]
     per_round = found[2]
-    assert per_round > 0 and found == {1: 0, 2: per_round, 5: 2 * per_round, 6: 3 * per_round, 7: 4 * per_round}
+    trained = {round: steps for round, steps in found.items() if round <= ROUNDS}  # the evaluation looks, too
+    assert per_round > 0 and trained == {1: 0, 2: per_round, 5: 2 * per_round, 6: 3 * per_round, 7: 4 * per_round}
 
 
 def steps(kept):

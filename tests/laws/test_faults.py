@@ -10,9 +10,9 @@ import math
 import pytest
 import torch
 
-from fairflare import registry
-from fairflare.assembly import build_federation, build_parts, build_site, site_names
-from fairflare.config import make_config
+from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
+from fairflare.build.config import make_config
+from fairflare.core import registry
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 
@@ -85,7 +85,11 @@ def run(method, folder, silent):
     return model_hash(federation.run(initial)), verify(folder / "audit.jsonl")
 
 
-@pytest.mark.parametrize("method", registry.methods())
+QUICK = "fedavg"
+METHODS = [pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK)) for name in registry.methods()]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_fault_is_named_and_leaves_no_trace(method, tmp_path):
     final, entries = run(method, tmp_path / "faulty", silent=False)
     rounds = [e for e in entries if e["event"] == "round"]

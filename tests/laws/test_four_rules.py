@@ -6,18 +6,18 @@ import math
 import pytest
 import torch
 
-from fairflare.contracts import Reply, Round
+from fairflare.core.types import Info, Reply, Round
+from fairflare.functional.consistency import least_count
+from fairflare.functional.gram import gram, novelty
+from fairflare.functional.simplex import ascended, in_ball
 from fairflare.rules.base import add_weighted, example_shares
-from fairflare.rules.consistency import least_count
 from fairflare.rules.fedce import FedCE
 from fairflare.rules.fedheal import FedHEAL
 from fairflare.rules.fedlwr import FedLWR
 from fairflare.rules.fedufo import FedUFO
-from fairflare.rules.gram import gram, novelty
-from fairflare.rules.simplex import ascended, in_ball
 
 TRAINABLE = frozenset({"w"})
-ROUND = Round(1, 5)
+ROUND = Info(Round(1, 5))
 
 
 def reply(k, vector, n=10, **scalars):
@@ -117,7 +117,7 @@ def test_no_threshold_and_no_distance_is_fedavg():
     sites = [reply(k, [math.sin(5 * k + 1), math.cos(3 * k)], n=10 * (k + 1)) for k in range(3)]
     state = {}
     for t in range(1, 4):
-        outcome = FedHEAL(tau=0.0, beta=0.0).aggregate(model(), sites, state, Round(t, 5))
+        outcome = FedHEAL(tau=0.0, beta=0.0).aggregate(model(), sites, state, Info(Round(t, 5)))
         state = outcome.state
         assert outcome.weights == pytest.approx(example_shares(sites))
         expected = add_weighted(model(), sites, example_shares(sites))
@@ -135,8 +135,8 @@ def test_a_pull_that_turns_around_is_dropped_and_the_steady_ones_are_not():
     """Two rounds up, then down: consistency 1/3 < .5, so that the other site alone moves the parameter."""
     rule, state = FedHEAL(parts="fphl", tau=0.5), {}
     for t in (1, 2):
-        state = rule.aggregate(model(), [reply(0, [1.0, 1.0]), reply(1, [2.0, 1.0])], state, Round(t, 5)).state
-    outcome = rule.aggregate(model(), [reply(0, [-1.0, 1.0]), reply(1, [2.0, 1.0])], state, Round(3, 5))
+        state = rule.aggregate(model(), [reply(0, [1.0, 1.0]), reply(1, [2.0, 1.0])], state, Info(Round(t, 5))).state
+    outcome = rule.aggregate(model(), [reply(0, [-1.0, 1.0]), reply(1, [2.0, 1.0])], state, Info(Round(3, 5)))
     assert outcome.model["w"].tolist() == [2.0, 1.0]
     assert outcome.notes["kept_share"] == {"site-0": 0.5, "site-1": 1.0}
 
@@ -144,7 +144,7 @@ def test_a_pull_that_turns_around_is_dropped_and_the_steady_ones_are_not():
 def test_negative_zero_is_no_decrease():
     rule, state = FedHEAL(parts="fphl", tau=0.6), {}
     for t, value in ((1, 1.0), (2, -0.0), (3, 1.0)):
-        outcome = rule.aggregate(model(), [reply(0, [value, value]), reply(1, [1.0, 1.0])], state, Round(t, 5))
+        outcome = rule.aggregate(model(), [reply(0, [value, value]), reply(1, [1.0, 1.0])], state, Info(Round(t, 5)))
         state = outcome.state
     assert outcome.notes["kept_share"]["site-0"] == 1.0
 
@@ -186,8 +186,8 @@ def test_an_update_too_large_for_float32_squares_stays_finite(parts):
 def test_a_site_that_joins_late_starts_with_its_own_history():
     rule, state = FedHEAL(parts="fphl", tau=0.9), {}
     for t in (1, 2):
-        state = rule.aggregate(model(), [reply(0, [1.0, 1.0])], state, Round(t, 5)).state
-    outcome = rule.aggregate(model(), [reply(0, [1.0, -1.0]), reply(1, [-1.0, -1.0])], state, Round(3, 5))
+        state = rule.aggregate(model(), [reply(0, [1.0, 1.0])], state, Info(Round(t, 5))).state
+    outcome = rule.aggregate(model(), [reply(0, [1.0, -1.0]), reply(1, [-1.0, -1.0])], state, Info(Round(3, 5)))
     assert outcome.notes["kept_share"] == {"site-0": 0.5, "site-1": 1.0}
     assert outcome.state["rounds"] == {"site-0": 3, "site-1": 1}
 
@@ -199,6 +199,23 @@ def test_least_counts_are_what_division_says(tau):
             least = least_count(seen, tau, strict=strict)
             kept = [c for c in range(3 * seen) if (c / seen > tau if strict else c / seen >= tau)]
             assert least == kept[0]
+
+
+def test_weighing_does_not_advance_the_counters():
+    """Two looks at a round's weights change nothing in what ``aggregate`` then makes of the round."""
+    rule = FedHEAL(tau=0.6)
+    runs = []
+    for looks in (0, 2):
+        state = {}
+        for t in range(1, 5):
+            sites = [reply(0, [(-1.0) ** t, 1.0]), reply(1, [2.0, -1.0 * t])]
+            for _ in range(looks):
+                rule.weigh(sites, state, Info(Round(t, 5)))
+            outcome = rule.aggregate(model(), sites, state, Info(Round(t, 5)))
+            state = outcome.state
+        runs.append(outcome)
+    assert runs[0].weights == runs[1].weights and torch.equal(runs[0].model["w"], runs[1].model["w"])
+    assert torch.equal(state["history"]["site-0"]["w"], torch.tensor([2, 4], dtype=torch.int16))
 
 
 # FedUFO
@@ -219,7 +236,7 @@ SITES = [ufo(0, 0.2, a=(0.1, 30.0), b=(0.5, 10.0)), ufo(1, 0.9, a=(0.8, 5.0), b=
 def test_a_still_adversary_is_the_plain_mean(level, still):
     rule, state = FedUFO(level=level, **still), {}
     for t in range(1, 4):
-        weights, state = rule.weigh(SITES, state, Round(t, 5))
+        weights, state = rule.weigh(SITES, state, Info(Round(t, 5)))
         assert list(weights.values()) == pytest.approx([0.5, 0.5])
         orders = rule.orders(state, "site-0", ROUND)
         assert orders.pop("relative") == 1.0
@@ -230,7 +247,7 @@ def test_a_still_adversary_is_the_plain_mean(level, still):
 def test_the_adversary_follows_the_losses():
     rule, state = FedUFO(level="multi", radius=None), {}
     for t in range(1, 6):
-        weights, state = rule.weigh(SITES, state, Round(t, 5))
+        weights, state = rule.weigh(SITES, state, Info(Round(t, 5)))
     assert state["clients"]["site-1"] > 0.6 and state["groups"]["b"] > 0.6 and weights["site-1"] > weights["site-0"]
     orders = rule.orders(state, "site-0", ROUND)
     assert orders["weight/b"] > orders["weight/a"] and set(orders) == {"weight", "weight/a", "weight/b", "relative"}

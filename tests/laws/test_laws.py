@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from fairflare import registry
-from fairflare.checks import CHECKS
-from fairflare.contracts import Reply, Round
-from fairflare.perturbation import rho_at
+from fairflare.core import registry
+from fairflare.core.types import Info, Reply, Round
+from fairflare.functional.perturbation import rho_at
 from fairflare.rules.fedavg import FedAvg
 from fairflare.rules.fedism import FedISM, power_shares
+from fairflare.testing.laws import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
@@ -60,7 +60,7 @@ def replies(sharpness, counts=None):
 
 
 def weights(rule, sharpness, state=None, counts=None):
-    found, state = rule.weigh(replies(sharpness, counts), state or {}, Round(1, 1))
+    found, state = rule.weigh(replies(sharpness, counts), state or {}, Info(Round(1, 1)))
     return list(found.values()), state
 
 
@@ -117,9 +117,9 @@ def test_absent_site_keeps_its_weight():
     rule = FedISM(q=1, beta=0.0)
     _, state = weights(rule, [1.0, 3.0])
     for _ in range(2):
-        alone, state = rule.weigh(replies([5.0]), state, Round(1, 1))
+        alone, state = rule.weigh(replies([5.0]), state, Info(Round(1, 1)))
         assert alone == {"site-0": 1.0}
-    back, _ = rule.weigh(replies([1.0, 1.0]), state, Round(1, 1))
+    back, _ = rule.weigh(replies([1.0, 1.0]), state, Info(Round(1, 1)))
     assert back == pytest.approx({"site-0": 0.25, "site-1": 0.75})
 
 

@@ -1,78 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walls between the rooms (docs/architecture.md): who may import whom."""
+"""The walls between the rooms (docs/architecture.md): who may import whom. Every module has a rule."""
 
 import ast
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from fairflare.core.imports import imports, module_files, module_of
+
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
-LEAVES = {
-    "contracts",
-    "errors",
-    "execution",
-    "findings",
-    "layers",
-    "objectives",
-    "perturbation",
-    "registry",
-    "seeds",
-    "similarity",
-    "site_config",
-    "user_code",
-    "versions",
-    "__init__",
+PARTS = {"selectors", "trainers", "probes", "rules", "server_optimizers"}
+BELOW = {
+    "core": set(),
+    "functional": {"core"},
+    "trainers": {"core", "functional"},
+    "probes": {"core", "functional", "privacy"},
+    "rules": {"core", "functional"},
+    "selectors": {"core"},
+    "server_optimizers": {"core"},
+    "methods": {"core"},
+    "privacy": {"core", "functional"},
+    "federation": {"core", "functional", "privacy", *PARTS},
+    "clinic": {"core", "functional", "privacy"},
+    "datasets": {"core", "functional", "clinic"},
+    "report": {"core", "functional", "federation"},
+    "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
+    "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
+    "testing": {"core", "functional", "privacy", "federation", "build", *PARTS},
+    "app": {"core", "functional", "privacy", "federation", "clinic", "datasets", "report", "build", "flare", "testing"},
 }
-ALLOWED = {
-    "rules": {"rules"},
-    "trainers": {"trainers"},
-    "probes": {"probes", "privacy"},
-    "privacy": {"privacy"},
-    "clinic": {"clinic"},
-    "federation": {"federation", "rules", "trainers", "probes", "privacy"},
-    "report": {"report", "federation", "clinic", "assembly", "config"},
-    "flare": {"flare", "report", "federation", "rules", "privacy", "clinic", "assembly", "config"},
-}
+"""Room -> the rooms below it, which it may import."""
+ALONE = {"flare/simulate.py": {"datasets"}}
+"""File -> what it alone of its room may import too: a job lacks the room ``datasets``, or most of it."""
+TOP = {"__init__": set(), "__main__": {"app"}}
+"""What stands at the package's top level."""
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def imports(path):
-    """Absolute dotted names that the file imports at run time, function bodies included."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def room(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+MODULES = module_files(PACKAGE)
+
+
+def test_every_module_has_a_rule():
+    rooms = {room(path) for path in FILES}
+    assert rooms == set(BELOW) | set(TOP), sorted(rooms ^ (set(BELOW) | set(TOP)))
+    assert len(list(PACKAGE.glob("*.py"))) <= 3
+
+
+def test_the_rooms_have_an_order():
+    """No room lies below itself, over whatever way."""
+    seen, below = set(), {name: set(rooms) for name, rooms in BELOW.items()}
+    while free := {name for name in below if below[name] <= seen} - seen:
+        seen |= free
+    assert seen == set(BELOW), sorted(set(BELOW) - seen)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_respect_the_walls(path):
     here = room(path)
+    allowed = TOP[here] if here in TOP else BELOW[here] | {here}
+    allowed = allowed | ALONE.get(path.relative_to(PACKAGE).as_posix(), set())
     for name in imports(path):
         top, *rest = name.split(".")
         assert top not in ("torchvision", "timm"), f"{path.name} imports {top}"
         if here != "flare":
             assert top != "nvflare", f"{path.name} imports nvflare outside the flare room"
-        if top != "fairflare" or here not in ALLOWED:
-            continue
-        target = rest[0] if rest else "__init__"
-        known = target in LEAVES or (PACKAGE / target).is_dir() or (PACKAGE / f"{target}.py").exists()
-        if known:
-            assert target in LEAVES | ALLOWED[here], f"{here}/{path.name} imports {name}"
+        if top == "fairflare" and rest and (target := module_of(name, MODULES)) != "fairflare":
+            assert target.split(".")[1] in allowed, f"{here}/{path.name} imports {name}"
+
+
+def test_modules_import_each_other_in_no_circle():
+    graph = {
+        name: {m for n in imports(path) if (m := module_of(n, MODULES)) and m != name} for name, path in MODULES.items()
+    }
+    done = set()
+
+    def visit(name, way):
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in sorted(graph[name]):
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "rules").glob("*.py")), ids=lambda p: p.name)
@@ -82,15 +99,24 @@ def test_rules_touch_no_data_device_or_file(path):
     assert ".cuda" not in path.read_text() and "open(" not in path.read_text()
 
 
-def test_leaves_import_leaves_only():
-    """The registry alone looks into the rooms, by name, to find what registers itself there."""
-    for leaf in LEAVES - {"__init__"}:
-        for name in imports(PACKAGE / f"{leaf}.py"):
-            if name.startswith("fairflare.") and name != "fairflare.__version__":
-                assert name.split(".")[1] in LEAVES, f"{leaf}.py imports {name}"
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_are_absolute(path):
+    tree = ast.parse(path.read_text())
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
 
 
-def test_the_drawing_shows_every_room():
-    text = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
-    for name in ALLOWED:
-        assert f"{name}/" in text, f"docs/architecture.md does not show {name}/"
+def test_the_drawing_is_current():
+    """docs/architecture.md shows the imports as they are, which its script draws."""
+    command = [sys.executable, str(PACKAGE.parents[1] / "docs" / "draw_architecture.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_drawing_leaves_out_what_follows():
+    draw = runpy.run_path(str(PACKAGE.parents[1] / "docs" / "draw_architecture.py"))
+    assert draw["reduced"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    with pytest.raises(ValueError, match="imports itself"):
+        draw["reduced"]({"a": {"b"}, "b": {"a"}})
+    rooms = draw["rooms"](PACKAGE)
+    assert set(rooms) == set(BELOW)
+    assert all(rooms[name] <= BELOW[name] | {"datasets"} for name in rooms)

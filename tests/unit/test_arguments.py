@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from fairflare.arguments import on_grid
-from fairflare.cli import main
-from fairflare.errors import UserError
+from fairflare.app.arguments import comparison_name, on_grid
+from fairflare.app.cli import main
+from fairflare.core.errors import UserError
 
 
 def test_a_grid_is_every_combination_for_methods_that_have_the_keys():
@@ -39,4 +39,11 @@ def test_a_sweep_shows_disparity_beside_accuracy(tmp_path, capsys):
     methods = json.loads(capsys.readouterr().out)["methods"]
     assert len(methods) == 3 and all(m["group_disparity"]["mean"] > 0 for m in methods)
     page = (tmp_path / "c" / "compare.html").read_text()
-    assert "Disparity over groups" in page and "Who pays" in page
+    assert "Disparity over groups" in page and "Trade-off" in page
+
+
+def test_a_comparison_with_other_choices_has_another_folder():
+    plain = comparison_name("support2", {"rounds": None, "values": {}, "fixed_data": False, "env": "local"})
+    grouped = comparison_name("support2", {"values": {"group_by": "label+sex"}})
+    assert plain == "compare-support2" and grouped.startswith("compare-support2-") and grouped != plain
+    assert comparison_name("ich-phantom:small", {"env": "sim"}).startswith("compare-ich-phantom-small-")

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 from fairflare.federation.audit import GENESIS, AuditLog, model_hash, read, verify
 
 

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 from fairflare.flare.credentials import Certificate, server_credentials, site_credentials
-from fairflare.privacy.pairs import PairwiseKeys, verified
-from fairflare.privacy.sums import NoIdentity, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.keys import PairwiseKeys, verified
+from fairflare.privacy.secure_sum.protocol import NoIdentity, SumOrder, SumRefused
 
 RUN = "a run"
 USAGES = (

@@ -3,12 +3,17 @@
 
 import pytest
 
-from fairflare.errors import UserError
-from fairflare.privacy.sums import SumOrder, SumRefused
+from fairflare.core.errors import UserError
+from fairflare.privacy.secure_sum import checked
+from fairflare.privacy.secure_sum import pairwise as masks
+from fairflare.privacy.secure_sum.keys import PairwiseKeys
+from fairflare.privacy.secure_sum.pairwise import MaskedSums
+from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
-from fairflare.privacy.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
+from fairflare.privacy.secure_sum.checked import CheckedSums  # noqa: E402
+from fairflare.privacy.secure_sum.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
 
 NAMES = "abc"
 ORDER = SumOrder(1, 0, {name: {} for name in NAMES})
@@ -79,3 +84,51 @@ def test_flares_own_contexts_will_do():
     builder.initialize(None, None)
     contexts = builder.get_serialized_context(is_client=True), builder.get_serialized_context()
     assert summed(contexts, (1e-6, 2e-6, 3e-6)) == pytest.approx([6e-6], rel=1e-9)
+
+
+@pytest.fixture
+def copied(contexts):
+    """Three sites that have sealed numbers, and what the server makes of these."""
+    keys = {name: PairwiseKeys(name, "a run") for name in NAMES}
+    order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
+    sites = {name: CheckedSums(EncryptedSums(contexts[0]), MaskedSums(own), contexts[0]) for name, own in keys.items()}
+    sealed = {name: site.seal([k + 0.5, 1e-20, 0.0], order)["sum"] for k, (name, site) in enumerate(sites.items())}
+    return sites, checked.combine(sealed, contexts[1])
+
+
+def test_every_site_opens_and_checks_the_sums(copied):
+    sites, total = copied
+    for site in sites.values():
+        assert site.open(total, 3) == pytest.approx([4.5, 3e-20, 0.0], rel=1e-9, abs=0)
+
+
+def test_the_copies_say_nothing_to_who_lacks_the_sites_key(copied):
+    """Masked numbers alone could be added up by anyone."""
+    _, total = copied
+    with pytest.raises(SumRefused, match="do not cancel"):
+        masks.combine(list(total["copies"].values()))
+
+
+@pytest.mark.parametrize("change", ["ciphertext", "copy", "fewer", "form"])
+def test_sums_that_are_not_everyones_are_refused(copied, contexts, change):
+    sites, total = copied
+    public = ts.context_from(contexts[1])
+    doubled = (ts.ckks_vector_from(public, total["total"]) * 2.0).serialize()
+    flipped = bytes([total["copies"]["b"][0] ^ 1]) + total["copies"]["b"][1:]
+    wrong = {
+        "ciphertext": {**total, "total": doubled},
+        "copy": {**total, "copies": {**total["copies"], "b": flipped}},
+        "fewer": {**total, "copies": {name: total["copies"][name] for name in "ab"}},
+        "form": total["total"],
+    }[change]
+    with pytest.raises(SumRefused):
+        sites["a"].open(wrong, 3)
+
+
+def test_all_kits_have_the_same_bytes():
+    """The key of the copies follows from them."""
+    from nvflare.lighter.impl.he import HEBuilder
+
+    builder = HEBuilder()
+    builder.initialize(None, None)
+    assert len({bytes(builder.get_serialized_context(is_client=True)) for _ in range(3)}) == 1

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import LocalWork, Round
-from fairflare.execution import Execution
+from fairflare.core.execution import Execution
+from fairflare.core.types import LocalWork, Round
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
 from fairflare.trainers.gsam import GSAM

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.errors import RunFailed, UserError
+from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer, Instruction
@@ -136,7 +136,7 @@ def test_a_site_is_told_its_own_orders_only(tmp_path):
 
     @dataclasses.dataclass(frozen=True)
     class Ordering(FedAvg):
-        def orders(self, state, site, round):
+        def orders(self, state, site, info):
             return {"coefficient": float(site[-1])}
 
     seen = {}
@@ -166,7 +166,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path):
 
 
 def test_the_update_is_local_minus_received(tmp_path):
-    from fairflare.contracts import Round
+    from fairflare.core.types import Round
 
     site = make_sites(1)["site-1"]
     model = initial_model()
@@ -193,9 +193,9 @@ def test_counts_are_declared_before_the_first_round(tmp_path):
 def test_a_rule_that_breaks_keeps_the_last_good_model(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Broken(FedAvg):
-        def weigh(self, replies, state, round):
-            weights, state = super().weigh(replies, state, round)
-            return ({s: float("inf") for s in weights} if round.number == 2 else weights), state
+        def weigh(self, replies, state, info):
+            weights, state = super().weigh(replies, state, info)
+            return ({s: float("inf") for s in weights} if info.round.number == 2 else weights), state
 
     with pytest.raises(RunFailed, match="round 2: the rule's model is not finite"):
         make_federation(tmp_path, rule=Broken()).run(initial_model())
@@ -205,10 +205,31 @@ def test_a_rule_that_breaks_keeps_the_last_good_model(tmp_path):
 
 def test_the_last_five_rounds_are_scored(tmp_path):
     federation = make_federation(tmp_path, rounds=7)
-    federation.score = lambda model: {"clean": {"n": 1}}
+    finals = []
+    federation.score = lambda model, final: finals.append(final) or {"clean": {"n": 1}}
     federation.run(initial_model())
+    assert finals == [False] * 4 + [True]
     scored = [bool(e["test_sets"]) for e in verify(tmp_path / "audit.jsonl") if e["event"] == "round"]
     assert scored == [False] * 2 + [True] * 5
+
+
+def test_a_run_that_fails_between_two_rounds_is_scored_at_its_end(tmp_path):
+    """Where scoring fails as well, the line that says why the run failed is still written."""
+
+    def broken(model, final):
+        raise MemoryError
+
+    def nobody(answers):
+        return []
+
+    for name, score, found in (("a", lambda model, final: {"clean": {"final": final}}, True), ("b", broken, False)):
+        (tmp_path / name).mkdir()
+        federation = make_federation(tmp_path / name, Tampered(make_sites(), 2, nobody), rounds=9)
+        federation.score = score
+        with pytest.raises(RunFailed, match="round 2: 0 accepted sites"):
+            federation.run(initial_model())
+        last = verify(tmp_path / name / "audit.jsonl")[-1]
+        assert (last["event"], last["test_sets"]) == ("finish", {"clean": {"final": True}} if found else {})
 
 
 def test_another_configuration_does_not_continue_a_run(tmp_path):

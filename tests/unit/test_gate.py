@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.contracts import Scalar
+from fairflare.core.types import Number
+from fairflare.core.versions import all_versions
 from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.messages import Answer
 from fairflare.federation.preflight import inspect_preflight, refusal
 from fairflare.probes.sharpness import Sharpness
-from fairflare.versions import all_versions
 
 MODEL = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "steps": torch.tensor(4)}
 GATE = Gate(frozenset({"weight", "bias"}), Sharpness.reports, wanted=("sharpness",))
@@ -23,6 +23,7 @@ def answer(site="site-1", **changes):
         "round": 2,
         "update": {"weight": torch.ones(2, 3), "bias": torch.ones(2)},
         "n_examples": 10,
+        "steps": 2,
         "scalars": {"sharpness": 0.1, "loss": 0.5, "perturbed_loss": 0.6},
         "metrics": {"accuracy": 0.5},
     }
@@ -74,6 +75,10 @@ BAD = [
     ("n_examples", {"n_examples": True}),
     ("n_examples", {"n_examples": "10"}),
     ("n_examples", {"n_examples": 1e18}),
+    ("steps", {"steps": None}),
+    ("steps", {"steps": -1}),
+    ("steps", {"steps": 1.5}),
+    ("steps", {"steps": 1e12}),
     ("scalar_missing", {"scalars": {"loss": 0.5}}),
     ("scalar_missing", {"scalars": None}),
     ("scalar_nonfinite", {"scalars": {"sharpness": math.nan}}),
@@ -191,6 +196,10 @@ def test_counts_are_declared_once_and_checked():
         {},
         {"findings": {"error/train/secret text": 1}, "versions": all_versions()},
         {"findings": {"error/train/shape": float("nan")}, "versions": all_versions()},
+        {"findings": {"error/train/shape": 17.5}, "versions": all_versions()},
+        {"findings": {"error/train/shape": 24}, "versions": all_versions()},
+        {"findings": {"accepted/val/few_examples": 0}, "versions": all_versions()},
+        {"findings": {"accepted/train/unreadable": 0}, "versions": all_versions()},
         {"findings": {}, "versions": {"torch": "2"}},
         {"findings": {}, "versions": {**all_versions(), "torch": "/home/x"}},
     ],
@@ -247,7 +256,7 @@ def test_flooding_with_metrics_is_bounded():
 
 GROUPED = Gate(
     frozenset({"weight", "bias"}),
-    tuple(Scalar(f"group_count/{g}", 0.0, 2.0**40, "examples") for g in "ab"),
+    tuple(Number(f"group_count/{g}", 0.0, 2.0**40, "examples") for g in "ab"),
 )
 
 
@@ -267,7 +276,7 @@ def test_groups_are_parts_of_the_training_split(counts, code):
 
 
 def test_groups_of_an_evaluation_are_parts_of_their_split():
-    cells = {"test": {"a": {"n": 2.0**40, "value": 1.0}}}
+    cells = {"test": {"a": {"n": 1e7, "value": 1.0}}}
     good = {"test": {"a": {"n": 5.0, "value": 1.0}, "b": {"n": 3.0, "value": 0.5}, "c": {"n": 1.0, "value": 7.0}}}
     size = {"n": {"test": 8.0}}
     splits, refused = inspect_evaluation(

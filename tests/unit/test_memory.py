@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.contracts import Round
+from fairflare.core.types import Round
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Instruction
 from fairflare.trainers.sgd import PlainTrainer

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fairflare.clinic import networks
-from fairflare.contracts import Batch, LocalWork, Outline, Round
-from fairflare.layers import layers_of
+from fairflare.core.layers import layers_of
+from fairflare.core.types import Batch, LocalWork, Outline, Round
 from fairflare.probes.cka import LayerSimilarity, last_encoder
 from fairflare.probes.group_loss import GroupLoss
 from fairflare.probes.leave_one_out import LeaveOneOut, without
@@ -196,7 +196,7 @@ def test_every_layer_of_a_random_u_net_has_a_finite_similarity(norm):
 
 
 def test_half_precision_features_do_not_overflow():
-    from fairflare.similarity import cka, compact, hsic
+    from fairflare.functional.similarity import cka, compact, hsic
 
     x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0)).half() * 6e3
     a, b = compact(x), compact(x.flip(0))

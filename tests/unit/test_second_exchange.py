@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from fairflare.contracts import Outline
-from fairflare.errors import RunFailed
+from fairflare.core.errors import RunFailed
+from fairflare.core.types import Info, Outline
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
@@ -135,7 +135,7 @@ def test_sites_may_restart_between_the_exchanges(tmp_path):
 
 def test_a_site_that_lost_its_model_says_so():
     fresh = sites()["site-1"]
-    from fairflare.contracts import Round
+    from fairflare.core.types import Round
     from fairflare.federation.messages import Instruction
 
     with pytest.raises(RuntimeError, match="no model of round 3 was kept"):
@@ -143,7 +143,7 @@ def test_a_site_that_lost_its_model_says_so():
 
 
 def test_equal_similarities_are_the_plain_mean(tmp_path):
-    from fairflare.contracts import Reply, Round
+    from fairflare.core.types import Reply, Round
 
     model = initial_model()
     floats = {k: v for k, v in model.items() if v.is_floating_point()}
@@ -156,7 +156,7 @@ def test_equal_similarities_are_the_plain_mean(tmp_path):
         )
         for k in range(3)
     ]
-    outcome = FedLWR().aggregate(model, replies, {}, Round(1, 1))
+    outcome = FedLWR().aggregate(model, replies, {}, Info(Round(1, 1)))
     mean = add_weighted(model, replies, uniform([r.site for r in replies]))
     assert all(torch.allclose(outcome.model[k], mean[k]) for k in model)
     assert json.dumps(outcome.notes)

@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fairflare.privacy.masks import LARGEST, SIZE, STEP, MaskedSums, combine, combine_updates, mask_update
-from fairflare.privacy.pairs import PairwiseKeys, verified
-from fairflare.privacy.sums import Rosters, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys, verified
+from fairflare.privacy.secure_sum.pairwise import LARGEST, SIZE, STEP, MaskedSums, combine, combine_updates, mask_update
+from fairflare.privacy.secure_sum.protocol import Rosters, SumOrder, SumRefused, fingerprint
 
 RUN = "a run"
 VALUES = {
@@ -56,8 +56,8 @@ def expected(names="abcd"):
 def test_the_sum_is_exact_from_the_smallest_double_to_the_largest():
     sites = members()
     messages = sealed(sites, order(sites))
-    assert combine(messages.values()) == expected()
-    assert all(len(m) == 3 * SIZE for m in messages.values())
+    assert combine(list(messages.values())) == expected()
+    assert all(len(m) == 3 * SIZE + 3 * TAG for m in messages.values())
 
 
 def test_the_sum_is_the_same_with_other_keys_and_in_any_order():
@@ -66,7 +66,7 @@ def test_the_sum_is_the_same_with_other_keys_and_in_any_order():
     assert one != two
     shuffled = list(two.values())
     random.Random(3).shuffle(shuffled)
-    assert combine(one.values()) == combine(shuffled) == expected()
+    assert combine(list(one.values())) == combine(shuffled) == expected()
 
 
 @pytest.mark.parametrize("missing", "abcd")
@@ -76,7 +76,7 @@ def test_all_but_one_message_say_nothing(missing):
     messages = sealed(sites, order(sites))
     del messages[missing]
     with pytest.raises(SumRefused, match="do not cancel"):
-        combine(messages.values())
+        combine(list(messages.values()))
 
 
 def test_a_message_looks_the_same_whatever_is_in_it():
@@ -86,7 +86,7 @@ def test_a_message_looks_the_same_whatever_is_in_it():
         ones = [0] * (8 * SIZE)
         for _ in range(64):
             sites = members("abc")
-            message = int.from_bytes(sites["a"].seal([value], order(sites))["sum"], "big")
+            message = int.from_bytes(sites["a"].seal([value], order(sites))["sum"][:SIZE], "big")
             ones = [n + (message >> i & 1) for i, n in enumerate(ones)]
         counts.append(ones)
     for ones in counts:
@@ -115,7 +115,7 @@ def test_a_lost_site_is_left_out_of_the_next_sum():
     sites = members()
     sealed(sites, order(sites))
     again = sealed(sites, order(sites, "abd", attempt=1))
-    assert combine(again.values()) == expected("abd")
+    assert combine(list(again.values())) == expected("abd")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_who_signs_with_another_name_is_not_believed():
 
     sites = {name: Member(name, RUN, Signed(name)) for name in "abc"}
     messages = {name: site.seal(VALUES[name], order(sites))["sum"] for name, site in sites.items()}
-    assert combine(messages.values()) == expected("abc")
+    assert combine(list(messages.values())) == expected("abc")
     sites["b"] = Member("b", RUN, Signed("the server"))
     with pytest.raises(SumRefused, match="b: a key that is not its own"):
         sites["a"].seal(VALUES["a"], order(sites, round=2))
@@ -254,3 +254,52 @@ def test_a_sum_that_makes_a_variance_negative_is_refused():
     assert combine_updates(masked, {"norm.running_var": torch.ones(2)})
     with pytest.raises(SumRefused, match="variance below 0"):
         combine_updates(masked, {"norm.running_var": torch.tensor([0.7, 1.0])})
+
+
+LOOK_ALIKES = [
+    ("a", "b"),
+    ("ab",),
+    (["a", "b"],),
+    ([["a"], "b"],),
+    (b"a", "b"),
+    ("61", "b"),
+    ({"a": "b"},),
+    ({"mapping": [["a", "b"]]},),
+    ({"sequence": ["a", "b"]},),
+    ({"bytes": "61"}, "b"),
+    ({"a": {"b": None}},),
+    ({"a": None, "b": None},),
+    ("a", "b", None),
+    ("a", 1),
+    ("a", 1.0),
+    ("a", True),
+    ("a", "1"),
+    (),
+]
+
+
+def test_fingerprints_tell_contents_apart_and_not_their_order_in_mappings():
+    assert len({fingerprint(*content) for content in LOOK_ALIKES}) == len(LOOK_ALIKES)
+    assert fingerprint({"a": 1, "b": b"x"}) == fingerprint(dict([("b", b"x"), ("a", 1)]))
+    assert fingerprint(("a", "b")) == fingerprint(["a", "b"])
+
+
+@pytest.mark.parametrize("content", [torch.zeros(1), {1: "a"}, {"a": object()}, [{None}]])
+def test_what_has_no_fingerprint_is_no_message(content):
+    with pytest.raises(SumRefused, match="another form"):
+        fingerprint(content)
+
+
+def test_a_messages_authors_are_known():
+    """Nobody but the two of a pair can make a tag, for this sum and this author only."""
+    sites = members("abc")
+    one, later = order(sites), order(sites, round=2)
+    tag = sites["a"].keys.tag("b", one, "a", b"content")
+    assert len(tag) == TAG and tag == sites["b"].keys.tag("a", one, "a", b"content")
+    others = [
+        sites["a"].keys.tag("b", one, "b", b"content"),
+        sites["a"].keys.tag("c", one, "a", b"content"),
+        sites["a"].keys.tag("b", later, "a", b"content"),
+        sites["a"].keys.tag("b", one, "a", b"Content"),
+    ]
+    assert tag not in others and len(set(others)) == 4

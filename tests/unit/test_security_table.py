@@ -1,18 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/security.md says what leaves a site in every method, and says it of this version."""
+"""docs/security.md says what leaves a site in every method, and names for every promise the tests that hold it."""
 
+import ast
+import re
+from functools import cache
 from pathlib import Path
 
-from fairflare import registry
-from fairflare.describe import leaving_rows, leaving_table
+import pytest
 
-DOC = Path(__file__).parents[2] / "docs" / "security.md"
+from fairflare.app.describe import answer_table, leaving_rows, leaving_table
+from fairflare.core import registry
+
+TESTS = Path(__file__).parents[1]
+DOC = TESTS.parent / "docs" / "security.md"
+TABLE = "Promises and the tests that hold them"
+GROUPS = (
+    "what leaves",
+    "gate",
+    "small counts",
+    "code door",
+    "site policy",
+    "configuration validator",
+    "audit log",
+    "resume and verify",
+    "secure sums",
+    "certificates",
+    "logs and error texts",
+)
+TRUSTED = ("server", "site", "lead", "job's author", "project admin", "reads the report")
+ATTACKS = sorted(path.name for path in (TESTS / "attacks").glob("test_*.py"))
+
+
+def section(title):
+    """Text of a section, without its heading."""
+    return DOC.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows():
+    """(group, promise, tests) of the table."""
+    lines = [line.strip("| \n").split(" | ") for line in section(TABLE).splitlines() if line.startswith("| ")]
+    return [tuple(cells) for cells in lines[1:]]
+
+
+def named(cell):
+    return re.findall(r"`([a-z_/]+\.py)::(\w+)`", cell)
+
+
+NAMED = sorted({test for row in rows() for test in named(row[-1])})
+
+
+@cache
+def defined_in(path):
+    return {node.name for node in ast.parse((TESTS / path).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_the_table_is_that_of_the_registry():
     text = DOC.read_text()
     shown = text.partition("<!-- leaving: begin -->\n")[2].partition("\n<!-- leaving: end -->")[0]
-    assert shown == leaving_table(), "python -c 'from fairflare.describe import leaving_table; print(leaving_table())'"
+    assert shown == leaving_table(), "make it with fairflare.app.describe.leaving_table()"
+
+
+def test_the_fields_of_an_answer_are_those_of_the_schema():
+    text = DOC.read_text()
+    shown = text.partition("<!-- answers: begin -->\n")[2].partition("\n<!-- answers: end -->")[0]
+    assert shown == answer_table(), "make it with fairflare.app.describe.answer_table()"
 
 
 def test_every_method_is_named_and_every_number_has_a_range():
@@ -21,3 +72,36 @@ def test_every_method_is_named_and_every_number_has_a_range():
         assert f"`{id}`" in text
     assert {"sharpness", "similarity/<layer>", "group_count/<group>", "minus_error"} <= {r["number"] for r in rows}
     assert all(" to " in r["range"] and r["meaning"] for r in rows)
+
+
+def test_the_first_paragraph_says_who_is_trusted_with_what():
+    first = DOC.read_text().split("\n\n")[1]
+    assert first.startswith("Who is trusted with what.")
+    bold = " ".join(re.findall(r"\*\*(.+?)\*\*", first, re.DOTALL)).lower()
+    assert all(who in bold for who in TRUSTED)
+
+
+def test_every_group_has_promises_and_every_promise_a_test():
+    found = rows()
+    assert all(len(row) == 3 for row in found), "three cells: group, promise, tests"
+    assert {re.sub(r"\[(.+)\]\(.*\)", r"\1", group) for group, _, _ in found} == set(GROUPS)
+    assert len({promise for _, promise, _ in found}) == len(found)
+    for group, promise, tests in found:
+        assert named(tests), f"{group}: {promise}"
+        assert re.fullmatch(r"`[a-z_/]+\.py::test_\w+`(, `[a-z_/]+\.py::test_\w+`)*", tests.strip()), tests
+
+
+def test_every_section_has_promises_in_the_table():
+    titles = set(re.findall(r"^## (.+)$", DOC.read_text(), re.MULTILINE)) - {TABLE}
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert {target for group, _, _ in rows() for target in re.findall(r"\(#(.+?)\)", group)} == anchors
+
+
+@pytest.mark.parametrize("path, name", NAMED, ids=str)
+def test_the_tests_exist(path, name):
+    assert name in defined_in(path)
+
+
+@pytest.mark.parametrize("file", ATTACKS)
+def test_every_file_of_attacks_holds_a_promise(file):
+    assert any(path == f"attacks/{file}" for path, _ in NAMED), "it lacks a row in the table"

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.contracts import LocalWork, Round
+from fairflare.core.types import LocalWork, Number, Round
+from fairflare.federation.gate import Gate
+from fairflare.federation.messages import Instruction
 from fairflare.probes.sharpness import Sharpness
 from fairflare.trainers.gsam import GSAM, SAM, gsam_step
 from fairflare.trainers.sgd import PlainTrainer
-from helpers import TRAINING, Blobs, small_network
+from helpers import TRAINING, Blobs, initial_model, make_sites, small_network
 
 
 def work(network=None, **changes):
@@ -191,3 +193,50 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     with pytest.raises(Broken):
         gsam_step(network, optimizer, closure, rho=0.1, alpha=0.1)
     assert all(torch.equal(p, b) for p, b in zip(network.parameters(), before))
+
+
+@dataclasses.dataclass(frozen=True)
+class Noting(PlainTrainer):
+    """Counts its calls in the scratch and sends the sum."""
+
+    sends = (Number("passes", 0, 100, "calls of step"),)
+    fails: bool = False
+
+    def setup(self, work):
+        assert work.scratch == {} and work.steps == 0
+        work.scratch["calls"] = 0
+
+    def step(self, work, optimizer, objective, batch):
+        if self.fails and work.steps == 1:
+            raise Broken
+        work.scratch["calls"] += 1
+        return super().step(work, optimizer, objective, batch)
+
+    def finish(self, work):
+        work.send_numbers["passes"] = float(work.scratch["calls"])
+
+
+def test_a_trainer_has_setup_steps_finish_and_a_scratch_for_the_round():
+    made = work(training=dataclasses.replace(TRAINING, epochs=2))
+    for _ in range(2):
+        Noting().train(made)
+        assert made.scratch == {} and made.steps == 6 and made.send_numbers == {"passes": 6.0}
+
+
+def test_the_scratch_is_empty_after_a_failure_too():
+    made = work()
+    with pytest.raises(Broken):
+        Noting(fails=True).train(made)
+    assert made.scratch == {} and made.send_numbers == {}
+
+
+def test_what_a_trainer_sends_reaches_the_rule_and_is_judged_like_a_probe_s():
+    site = make_sites(1, trainer=Noting(), probes=())["site-1"]
+    answer = site.handle(Instruction("train", Round(1, 3), initial_model()))
+    assert answer.scalars == {"passes": 3.0}
+    names = frozenset(dict(site.network.named_parameters()))
+    known, unknown = Gate(names, Noting.sends, ("passes",)), Gate(names)
+    assert known.inspect([answer], initial_model(), 1, {}).replies[0].scalars == {"passes": 3.0}
+    assert unknown.inspect([answer], initial_model(), 1, {}).rejections[0].code == "scalar_unknown"
+    large = dataclasses.replace(answer, scalars={"passes": 101.0})
+    assert known.inspect([large], initial_model(), 1, {}).rejections[0].code == "scalar_range"

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own network and data: named on the command line, checked, fingerprinted, and refused in one line."""
 
+import inspect
 import json
 import sys
 
 import pytest
 
-from fairflare import user_code
-from fairflare.cli import main
+from fairflare.app.cli import main
 from fairflare.clinic import own_network
-from fairflare.errors import DataError, UserError
+from fairflare.core import user_code
+from fairflare.core.errors import DataError, UserError
 from fairflare.federation.audit import verify
 from own_code import write_code
 
+A_CLASS = (inspect.isclass, "a class")
+A_FUNCTION = (inspect.isfunction, "a function")
 MODEL = '{"class_path": "my_net.Net", "args": {"width": 6}}'
 
 
@@ -75,6 +78,7 @@ def test_a_site_whose_data_cannot_be_built_is_named_without_its_paths(tmp_path, 
         ('{"class_path": "my_net.Net", "args": {"depth": 3}}', "model: my_net.Net failed on two examples of shape"),
         ('{"class_path": "my_net.Net", "arg": {}}', "model: unknown key 'arg'; known: class_path, args"),
         ('{"class_path": "my_data.Images", "args": {"site": "a", "n": 3}}', "my_data.Images is no torch.nn.Module"),
+        ('{"class_path": "my_data.build_data", "args": {}}', "my_data.build_data is no torch.nn.Module"),
         ("{", "model: expected"),
         ("resnet19", "model: expected one of small-cnn, resnet18, or"),
     ],
@@ -88,20 +92,21 @@ def test_a_network_that_does_not_fit_is_refused_in_one_line(model, message, tmp_
 def test_only_what_is_named_can_be_imported(tmp_path):
     net, data = write_code(tmp_path)
     user_code.use([net])
-    assert user_code.load_object("my_net.Net", "model").__name__ == "Net"
+    assert user_code.load_object("my_net.Net", "model", *A_CLASS).__name__ == "Net"
     with pytest.raises(UserError, match="build_data: my_data.build_data cannot be imported"):
-        user_code.load_object("my_data.build_data", "build_data")
+        user_code.load_object("my_data.build_data", "build_data", *A_FUNCTION)
 
 
 def test_a_package_folder_is_code_too(tmp_path):
     folder = tmp_path / "my_package"
     folder.mkdir()
-    (folder / "__init__.py").write_text("from my_package.inner import value\n")
-    (folder / "inner.py").write_text("value = 7\n")
+    (folder / "__init__.py").write_text("from my_package.inner import build\n")
+    (folder / "inner.py").write_text("def build(own):\n    return 7\n")
     user_code.use([folder])
-    assert user_code.load_object("my_package.value", "model") == 7
+    for name in ("my_package.build", "my_package.inner.build"):
+        assert user_code.load_object(name, "build_data", *A_FUNCTION)(None) == 7
     before = user_code.fingerprints()
-    (folder / "inner.py").write_text("value = 8\n")
+    (folder / "inner.py").write_text("def build(own):\n    return 8\n")
     assert user_code.fingerprints() != before
 
 
@@ -127,26 +132,27 @@ def test_names_that_cannot_be_modules(name, message, tmp_path):
         user_code.use([tmp_path / "gone.py"])
 
 
-@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "fairflare.cli.main", "monai.bundle.download"])
-def test_a_configuration_cannot_name_just_any_class(name, tmp_path):
-    """A job without code must not reach installed code by its name: FLARE's allow-list does not see it."""
-    write_code(tmp_path)
-    with pytest.raises(UserError, match="none of your files"):
-        user_code.load_object(name, "model")
-    model = json.dumps({"class_path": name, "args": {"args": ["touch", str(tmp_path / "owned")]}})
-    with pytest.raises(UserError, match="none of your files"):
-        own_network.build(model, (1, 32, 32), (2,))
-    assert not (tmp_path / "owned").exists()
-
-
 def test_a_folder_that_is_vouched_for_and_monais_networks_can_be_named(tmp_path, monkeypatch):
     write_code(tmp_path / "custom")
     monkeypatch.syspath_prepend(tmp_path / "custom")
     monkeypatch.setattr(user_code, "_vouched", [])
     with pytest.raises(UserError, match="none of your files"):
-        user_code.load_object("my_net.Net", "model")
+        user_code.load_object("my_net.Net", "model", *A_CLASS)
     user_code.vouch([tmp_path / "custom"])
-    assert user_code.load_object("my_net.Net", "model").__name__ == "Net"
+    assert user_code.load_object("my_net.Net", "model", *A_CLASS).__name__ == "Net"
     model = {"class_path": "monai.networks.nets.UNet", "args": {"spatial_dims": 2, "in_channels": 1, "out_channels": 1}}
     model["args"] |= {"channels": [4, 8], "strides": [2]}
     assert own_network.build(json.dumps(model), (1, 32, 32), (1, 32, 32))
+
+
+def test_a_module_of_the_same_name_from_elsewhere_does_not_stay(tmp_path, monkeypatch):
+    """The declared file is what is imported and what is fingerprinted, whatever was imported before."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        text = f"from torch import nn\n\n\nclass Net(nn.Module):\n    home = '{name}'\n"
+        (tmp_path / name / "twin_net.py").write_text(text)
+        monkeypatch.setenv(user_code.VARIABLE, str(tmp_path / name / "twin_net.py"))
+        user_code.check(user_code.fingerprints())
+        found = user_code.load_object("twin_net.Net", "model", lambda kind: True, "a network")
+        assert found.home == name
+    sys.modules.pop("twin_net")

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LossShare: sites with a higher loss weigh more, in proportion. The worked example of docs/contributing.md."""
+"""LossShare: sites with a higher loss weigh more, in proportion. The worked example of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairflare.contracts import Paper, Reply, Round, Weights
-from fairflare.registry import method
-from fairflare.rules.base import Rule, State, shares
+from fairflare.core.registry import method
+from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.rules.base import State, WeighingRule, shares
 
 
 @method(
     "loss-share",
     title="LossShare",
     summary="Weighs every site by the received model's loss there; a worked example.",
-    paper=Paper("The FairFLARE authors", "A worked example", "docs/contributing.md", 2026, "docs/contributing.md"),
+    paper=Paper("The FairFLARE authors", "A worked example", "CONTRIBUTING.md", 2026, "CONTRIBUTING.md"),
     probes=("sharpness",),
 )
 @dataclass(frozen=True)
-class LossShare(Rule):
+class LossShare(WeighingRule):
     """p_k = (F_k + smoothing) / sum_j (F_j + smoothing).
 
     Args:
@@ -37,6 +37,6 @@ class LossShare(Rule):
         """The loss on the site's training split."""
         return ("loss",)
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """The weights do not depend on the past."""
         return shares({r.site: r.scalars["loss"] + self.smoothing for r in replies}), state

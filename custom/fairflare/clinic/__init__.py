@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hospital brings: data, partitions, corruptions, networks and the tasks made of them."""
+"""What a hospital brings: site file, datalists, preflight, networks, metrics, and tasks on its own data."""

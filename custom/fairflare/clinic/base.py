@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
-from fairflare.clinic.tensors import TensorData
-from fairflare.contracts import Batch, Offer, Training
-from fairflare.objectives import Objective, local_objective
-from fairflare.site_config import SiteConfig
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.tensors import TensorData, as_float, normalised
+from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.types import Batch, Offer, Training, refuse_training
 
+PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
+"""What a data seed may draw: who has which example, which of a site's examples are for testing, the images."""
+OPEN_SPLIT = "split where the data leave it open"
+"""The same of data that may name their own split."""
 DATA_FOLDER = "FAIRFLARE_DATA"
 """Environment variable that names the folder where tasks find data that do not come with the package."""
 
@@ -31,12 +35,26 @@ class Preset:
         training: local training settings.
         settings: method parameters that depend on the preset's network rather than on the method, e.g. the radius of a
             weight perturbation, which is in units of the weights; they replace a method's default where it has them.
+        by_method: method -> the same for that method alone, e.g. a smaller radius.
+
+    Raises:
+        ValueError: ``settings`` or ``by_method`` names a training setting: what sites minimise, and how, is
+            ``training``, for every method alike.
     """
 
     summary: str
     options: Mapping[str, object]
     training: Training
     settings: Mapping[str, object] = field(default_factory=dict)
+    by_method: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for settings in (self.settings, *self.by_method.values()):
+            refuse_training(settings)
+
+    def settings_of(self, method: str) -> dict[str, object]:
+        """``settings`` as they hold for ``method``."""
+        return {**self.settings, **self.by_method.get(method, {})}
 
 
 @dataclass(frozen=True)
@@ -46,24 +64,35 @@ class TestSet:
     Attributes:
         name: shown in reports.
         corrupted: True for the conditions that stand for poorer scanners; False for clean ones.
-        inputs: float32 (N, ...) as the network takes them.
+        images: uint8 (N, C, H, W), or float32 (N, ...).
         targets: int64 (N,), or uint8 masks (N, C, H, W).
+        mean: per channel on [0, 1], subtracted as the sites do; empty: ``images`` are as the network takes them.
+        std: per channel, > 0.
     """
 
     __test__: ClassVar[bool] = False  # pytest: not a test class
 
     name: str
     corrupted: bool
-    inputs: Tensor
+    images: Tensor
     targets: Tensor
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+
+    @property
+    def inputs(self) -> Tensor:
+        """float32 (N, ...) as the network takes them."""
+        return normalised(as_float(self.images), self.mean, self.std)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """The set in its stored order."""
         no_groups = torch.full((len(self.targets),), -1)
-        parts = (self.inputs, self.targets, no_groups)
-        yield from map(Batch._make, zip(*(part.split(batch_size) for part in parts)))
+        parts = (self.images, self.targets, no_groups)
+        for images, targets, groups in zip(*(part.split(batch_size) for part in parts)):
+            yield Batch(normalised(as_float(images), self.mean, self.std), targets, groups)
 
 
+@dataclass(frozen=True)
 class Task(ABC):
     """One federated problem; a concrete task is a frozen dataclass whose fields are its options.
 
@@ -79,6 +108,8 @@ class Task(ABC):
     headline: ClassVar[str] = "balanced_accuracy"
     """The metric that fairness is reported in."""
     metrics: ClassVar[tuple[str, ...]]
+    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Metric -> range, of those that are no share of 1 (a loss: 0 to 1e6); what lies outside never leaves a site."""
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Sensitive attribute -> its known values, as the data spell them; any other value means unknown."""
     class_labels: ClassVar[bool] = True
@@ -103,6 +134,14 @@ class Task(ABC):
 
     def check_data(self) -> None:  # noqa: B027  (most tasks bring their data along)
         """Raise UserError when files that the task reads are not there; called before a run starts anything."""
+
+    def drawn(self) -> tuple[str, ...]:
+        """What the option ``data_seed`` draws, in the words above (``PARTITION`` ...); () without that option.
+
+        ``compare`` draws it anew with every seed; what is natural (a hospital's patients, a data set's own split) is
+        not drawn and stays.
+        """
+        return ()
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """Shared test sets, where the task is simulated and has them."""

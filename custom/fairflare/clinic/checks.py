@@ -6,17 +6,29 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
+from typing import Any
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
 
 
 def expect(key: str, holds: bool, expected: str, got: object) -> None:
     """Raise UserError "key: expected ..., got ..." unless ``holds``."""
     if not holds:
-        raise UserError(f"{key}: expected {expected}, got {got!r}")
+        raise UserError(f"{key}: expected {expected}, got {shown(got)}")
 
 
-def expect_choices(options: object) -> None:
+MOST_PIXELS = 4 * 10**9
+"""Of all images that a simulated task renders, one byte each."""
+
+
+def expect_pixels(images: int, size: int) -> None:
+    """Raise UserError when ``images`` of ``size`` x ``size`` pixels are more than a machine can be asked to hold."""
+    most = MOST_PIXELS // size**2
+    expect("images", images <= most, f"at most {most} of {size} pixels, those for testing included", images)
+
+
+def expect_choices(options: Any) -> None:
     """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
     hints = typing.get_type_hints(type(options))
     for field in dataclasses.fields(options):

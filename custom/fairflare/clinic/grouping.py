@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,10 +11,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
 
 LABEL = "label"
 NONE = "none"
+MOST_GROUPS = 10_000
+LONGEST_NAME = 200
+"""Characters of a class's or an attribute value's name: groups multiply them."""
 
 
 @dataclass(frozen=True)
@@ -73,4 +78,10 @@ def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mappin
             raise UserError(f"group_by: task {task} has no attribute {key!r}; it has: {', '.join(known) or NONE}")
     if len(set(keys)) < len(keys):
         raise UserError(f"group_by: expected different attributes, got {by!r}")
+    for key in keys:
+        for value in known[key]:
+            if len(value) > LONGEST_NAME:
+                raise UserError(f"group_by: expected names of at most {LONGEST_NAME} characters, got {shown(value)}")
+    if math.prod(len(known[key]) for key in keys) > MOST_GROUPS:
+        raise UserError(f"group_by: expected at most {MOST_GROUPS} groups, got more by {by!r}")
     return Grouping(keys, tuple(known[key] for key in keys))

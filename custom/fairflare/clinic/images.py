@@ -11,8 +11,8 @@ from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.readers.datalist import Item, attribute_columns
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.readers.pictures import Reader
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
-from fairflare.site_config import SiteConfig
 
 MEAN, STD = 0.5, 0.25
 """Of images on [0, 1] where nothing better is known."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 
 Norm = Literal["batch", "instance", "group"]
 NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
@@ -36,7 +36,7 @@ def small_cnn(in_channels: int, classes: int, norm: Norm = "group") -> nn.Sequen
             noise fit none of them: the poorer sites then get one answer for all images, whatever the aggregation
             weights are. "batch" shows that.
     """
-    layers = OrderedDict()
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     widths = (in_channels, 16, 32, 64, 128)
     for i, (narrow, wide) in enumerate(zip(widths, widths[1:]), start=1):
         kernel = 5 if i == 1 else 3
@@ -66,7 +66,7 @@ def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = No
     """
     from monai.networks.nets import resnet18 as build_resnet18
 
-    network = build_resnet18(
+    network: nn.Module = build_resnet18(
         spatial_dims=2,
         n_input_channels=in_channels,
         num_classes=classes,
@@ -111,7 +111,7 @@ def resnet10(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
 
 def mlp(features: int, classes: int, hidden: Sequence[int] = (64,)) -> nn.Sequential:
     """Linear layers with ReLU between them: (N, features) -> logits (N, classes)."""
-    layers = OrderedDict()
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (narrow, wide) in enumerate(zip((features, *hidden), hidden), start=1):
         layers[f"hidden{i}"] = nn.Sequential(nn.Linear(narrow, wide), nn.ReLU())
     layers["head"] = nn.Linear((features, *hidden)[-1], classes)
@@ -185,7 +185,7 @@ def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance") -> 
 
 
 def _double_convolution(narrow: int, wide: int, norm: Norm) -> nn.Sequential:
-    layers = OrderedDict()
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, channels in enumerate((narrow, wide), start=1):
         layers[f"conv{i}"] = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
         layers[f"norm{i}"] = NORMALISATIONS[norm](wide)

@@ -11,6 +11,7 @@ each round.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,10 @@ from torch import Tensor
 
 from fairflare.clinic.base import Task
 from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import DataError, FairFlareError
-from fairflare.site_config import SiteConfig
-from fairflare.user_code import load_object
+from fairflare.core.errors import DataError, FairFlareError
+from fairflare.core.user_code import load_object
 
 KEYS = ("image", "input")
 
@@ -34,10 +35,10 @@ def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
     Every example of a task with class labels is read once for its class.
 
     Raises:
-        UserError: the function cannot be imported.
+        UserError: the function cannot or must not be imported.
         DataError: "build_data": it failed or returned something else; "label": a class that the task lacks.
     """
-    build = load_object(function, "build_data")
+    build = load_object(function, "build_data", inspect.isfunction, "a function")
     try:
         found = build(own)
         sets = dict(zip(("train", "val", "test"), found, strict=True))
@@ -48,7 +49,7 @@ def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
         text = f"{function}: expected (training, validation, test), each with a length; {type(error).__name__}: {error}"
         raise DataError("build_data", text) from error
     splits = {split: _split(task, function, split, data, lengths[split]) for split, data in sets.items()}
-    return TensorData(**splits, n_classes=len(task.classes) if task.class_labels else 0)
+    return TensorData.of(splits, n_classes=len(task.classes) if task.class_labels else 0)
 
 
 def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSplit:

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own network class, named as FLARE names components: {"class_path": "my_net.Net", "args": {"width": 16}}."""
+"""A network class in place of a network's name, as FLARE names components: {"class_path": "my_net.Net", "args": {...}}.
+
+It is a class of the user's own files (``user_code``) or one of MONAI's on a closed list (``monai_networks``).
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from fairflare.clinic import networks
+from fairflare.clinic import monai_networks, networks
 from fairflare.clinic.checks import expect
-from fairflare.errors import UserError
-from fairflare.user_code import load_object
+from fairflare.core.errors import UserError
+from fairflare.core.user_code import check_name, load_object
 
 SHAPE = '{"class_path": "module.Name", "args": {...}}'
+LONGEST = 10_000
+"""Characters of a class's JSON."""
 
 
 def is_own(model: str) -> bool:
@@ -22,10 +28,22 @@ def is_own(model: str) -> bool:
     return model.lstrip().startswith("{")
 
 
+def class_path(model: str) -> str:
+    """The class that ``model`` names; empty where it is a network's name. Raises UserError."""
+    return _parsed(model)[0] if is_own(model) else ""
+
+
 def check_model(model: str, names: Sequence[str]) -> None:
-    """Raise UserError unless ``model`` is one of ``names`` or the JSON of a class."""
+    """Raise UserError unless ``model`` is one of ``names`` or the JSON of a class that may be named.
+
+    Nothing is imported; whether a class of the user's own is there comes out when it is built.
+    """
     if is_own(model):
-        _parsed(model)
+        dotted, args = _parsed(model)
+        if monai_networks.is_listed(dotted):
+            monai_networks.checked(dotted, args)
+        else:
+            check_name(dotted, "model")
     else:
         expect("model", model in names, f"one of {', '.join(names)}, or {SHAPE}", model)
 
@@ -45,22 +63,29 @@ def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **optio
     if not is_own(model):
         return networks.build(model, inputs[0], outputs[0], **options)
     dotted, args = _parsed(model)
-    kind = load_object(dotted, "model")
+    kind = None if monai_networks.is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
     try:
-        network = kind(**args)
-        got = tuple(network.eval()(torch.zeros(2, *inputs)).shape) if isinstance(network, nn.Module) else None
+        network = kind(**args) if kind else monai_networks.build(dotted, args)
+        got = tuple(network.eval()(torch.zeros(2, *inputs)).shape)
+    except UserError:
+        raise
     except Exception as error:  # user's code runs here
-        raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({error})") from error
-    if got is None:
-        raise UserError(f"model: {dotted} is no torch.nn.Module")
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({text})") from error
     expect(f"model: {dotted}: output of two examples", got == (2, *outputs), f"shape {(2, *outputs)}", got)
     return network.train()
 
 
+def _is_network(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, nn.Module)
+
+
 def _parsed(model: str) -> tuple[str, dict[str, object]]:
+    if len(model) > LONGEST:
+        raise UserError(f"model: expected at most {LONGEST} characters, got {len(model)}")
     try:
         content = json.loads(model)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"model: expected {SHAPE}, got no JSON ({error})") from None
     unknown = sorted(set(content) - {"class_path", "args"})
     if unknown:

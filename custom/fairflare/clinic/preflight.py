@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a site's data, told before a run: every finding names split and cause, none stops the search.
+"""What is wrong with a site's data, found before a run: every finding names split and cause, none stops the search.
 
-The text of a finding is for the people at the site and may name files. What may leave the site is its level, code,
-split and count.
+The text of a finding is for the people at the site and may name files. What may leave the site is its level, code and
+split, and the band that its count lies in.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,26 +18,31 @@ from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.readers.datalist import SPLITS, Item, checked_items, read_lists
 from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import DataError, MissingData
-from fairflare.findings import SPLIT_NAMES, Finding
-from fairflare.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData
+from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
+from fairflare.core.types import Need
 
 PATIENT = "patient_id"
-FEWEST = {"train": 2, "val": 4, "test": 1}
-"""Examples of a split. Fed-LWR's similarity needs four of the split it compares on."""
-FEW = 8
-"""Training examples below which a site is warned, and welcome all the same."""
-USES = {
-    "train": "too few to train on",
-    "val": "FedCE scores on it and Fed-LWR may compare on it",
-    "test": "the report needs it",
-}
+FEWEST = (
+    Need("train", 2, "nothing can be trained on fewer", both_classes=True),
+    Need("test", 1, "the report shows the results on it"),
+)
+"""What every method needs; one class alone to train on is more often a mistake than meant."""
+FEW = {"train": 8, "val": 4, "test": 4}
+"""Examples of a split below which a site is warned, and welcome all the same."""
 SHOWN = 3
 
 
 def preflight(
-    task: Task, site: str, own: SiteConfig | None, grouping: Grouping, min_count: int | None
+    task: Task,
+    site: str,
+    own: SiteConfig | None,
+    grouping: Grouping,
+    min_count: int | None,
+    needs: Sequence[Need] = (),
+    accepted: Collection[str] = (),
 ) -> tuple[list[Finding], TensorData | None]:
     """Every finding on the data of ``site``, errors first, and the data where there is no error.
 
@@ -47,24 +52,28 @@ def preflight(
         own: its configuration, if it has one.
         grouping: the groups that a run would tell apart.
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+        needs: what the method needs of the data.
+        accepted: codes of errors that stop nothing, where they are no danger.
     """
     found: list[Finding] = []
     data = None
     try:
         if isinstance(task, OwnData):
-            found += _of_list(task, task.located(site, own))
+            found += accept(_of_list(task, task.located(site, own)), accepted)
         if not _broken(found):
             data = task.local_data(site, own).grouped(grouping)
             found += _of_files(data)
             if not _broken(found) and isinstance(task, OwnData):
-                found += _of_data(data, task.classes if task.class_labels else (), grouping, min_count)
+                classes = task.classes if task.class_labels else ()
+                found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
+                found += _of_groups(data, grouping, min_count)
     except DataError as error:
         found.append(Finding("error", error.code, "", 1, str(error)))
     except MissingData as error:
         found.append(Finding("error", "missing_file", "", 1, str(error)))
     except ValueError as error:
         found.append(Finding("error", "data", "", 1, str(error)))
-    return sorted(found, key=lambda f: f.level), None if _broken(found) else data
+    return worst_first(found), None if _broken(found) else data
 
 
 def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
@@ -73,9 +82,8 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
     if task.build_data or ".json" not in task.suffixes:
         return
     lists = read_lists(path)
-    if len(lists["training"]) < FEWEST["train"]:
-        n = len(lists["training"])
-        text = f"datalist {path.name}: training: expected at least {FEWEST['train']} entries, got {n}"
+    if (n := len(lists["training"])) < FEWEST[0].least:
+        text = f"datalist {path.name}: training: expected at least {FEWEST[0].least} entries, got {n}"
         yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
     items: dict[str, list[Item]] = {}
     for key, split in SPLITS.items():
@@ -111,18 +119,25 @@ def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
                 yield Finding("error", "patient_overlap", split, len(both), text)
 
 
-def _of_data(data: TensorData, classes: Sequence[str], grouping: Grouping, least: int | None) -> Iterator[Finding]:
-    """Sizes, classes and groups."""
+def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -> Iterator[Finding]:
+    """Sizes and classes of the splits: errors where someone needs more, else warnings."""
     for split in SPLIT_NAMES:
-        n, labels = data.size(split), data.splits[split].labels
-        if n < FEWEST[split]:
-            code = "few_examples" if n else "empty_split"
-            text = f"{n} examples, at least {FEWEST[split]} are needed: {USES[split]}"
+        n, asked = data.size(split), [need for need in needs if need.split == split]
+        unmet = max((need for need in asked if n < need.least), key=lambda need: need.least, default=None)
+        code = "few_examples" if n else "empty_split"
+        if unmet is not None:
+            text = f"{n} examples, at least {unmet.least} are needed: {unmet.reason}"
             yield Finding("error", code, split, n, text)
-        elif split == "train" and n < FEW:
-            yield Finding("warning", "few_examples", split, n, f"{n} examples: little to learn from")
-        if n >= FEWEST[split] and classes and len(torch.unique(labels)) < 2:
-            yield Finding("error", "one_class", split, n, f"all {n} examples are of one class")
+        elif n < FEW[split]:
+            yield Finding("warning", code, split, n, f"{n} examples: they say little")
+        if n and classes and len(torch.unique(data.splits[split].labels)) < 2:
+            reasons = [need.reason for need in asked if need.both_classes]
+            text = f"all {n} examples are of one class" + (f": {reasons[-1]}" if reasons else "")
+            yield Finding("error" if reasons else "warning", "one_class", split, n, text)
+
+
+def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Iterator[Finding]:
+    """Groups of which nothing will leave."""
     if least is None and grouping.names:
         text = f"min_count is not set: no number of the {len(grouping.names)} groups leaves"
         yield Finding("warning", "no_min_count", "train", len(grouping.names), text)

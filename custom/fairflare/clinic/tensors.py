@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ from torch.nn import functional as F
 
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.readers.files import FileSplit
-from fairflare.contracts import Batch, SplitName
+from fairflare.core.findings import SPLIT_NAMES
+from fairflare.core.types import Batch, SplitName
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ROTATION = 10.0
 """Largest random rotation in degrees, either way."""
@@ -85,6 +90,18 @@ class TensorData:
         self.class_counts = torch.bincount(train.labels, minlength=n_classes) if n_classes else torch.empty(0)
         self.device = torch.device("cpu")
         self.grouped(Grouping())
+
+    @classmethod
+    def of(
+        cls,
+        splits: Mapping[str, Split | FileSplit],
+        n_classes: int,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+    ) -> Self:
+        """The object of the splits "train", "val" and "test"; the other arguments are the constructor's."""
+        parts = {name: splits[name] for name in SPLIT_NAMES}
+        return cls(train=parts["train"], val=parts["val"], test=parts["test"], n_classes=n_classes, mean=mean, std=std)
 
     def on(self, device: torch.device) -> TensorData:
         """This object, which from now on transforms batches on ``device`` and leaves them there."""
@@ -160,8 +177,8 @@ def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
     if not mean:
         return images
-    mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
-    return (images - mean) / std
+    centre, scale = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
+    return (images - centre) / scale
 
 
 def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The round loop, its messages, the update gate, the state that survives a restart, the audit log and seeds."""
+"""One federation: round loop, site, update gate, messages, participation, state, audit log."""

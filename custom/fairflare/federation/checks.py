@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fairflare.federation.messages import Answer
+from fairflare.core.schema import LONGEST_WORK, Answer, Spec, answer_fields
+from fairflare.core.types import MOST_EXAMPLES, metric_range
 
 T = TypeVar("T")
-MOST_EXAMPLES = 2**40
 LONGEST = 64
 MOST_METRICS = 64
-LARGEST_METRIC = 1e12
 
 
 @dataclass(frozen=True)
@@ -78,23 +77,65 @@ def check_tag(answer: Answer, round: int | None) -> None:
         raise Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
 
 
-def checked_count(value: Any, declared: int | None) -> int:
-    """n_k as a whole number above 0 and at most ``declared``; raises Refused."""
-    if not is_number(value) or not math.isfinite(value) or value != int(value) or not 0 < value <= MOST_EXAMPLES:
-        raise Refused("n_examples", f"n_examples: expected a whole number above 0, got {short(repr(value))}")
+def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: Spec | None = None) -> int:
+    """A whole number within the range of its specification and at most ``declared``; raises Refused.
+
+    Args:
+        value: anything.
+        declared: what the site declared before the first round; None: nothing.
+        name: the field, which is also the refusal's code.
+        spec: its specification; by default that of n_k.
+    """
+    spec = spec or answer_fields()[name]
+    if not is_number(value) or not math.isfinite(value) or value != int(value) or value < spec.low:
+        least = f"above {spec.low - 1:g}" if spec.low > 0 else f"of at least {spec.low:g}"
+        raise Refused(name, f"{name}: expected a whole number {least}, got {short(repr(value))}")
     if declared is not None and value > declared:
-        raise Refused("count_mismatch", f"n_examples: expected at most the declared {declared}, got {int(value)}")
+        raise Refused("count_mismatch", f"{name}: expected at most the declared {declared}, got {int(value)}")
+    if value > spec.high:
+        raise Refused(name, f"{name}: expected at most {spec.high:.0f}, got {value:g}")
     return int(value)
 
 
-def checked_metrics(metrics: Any) -> dict[str, float]:
-    """The usable numbers with short names among ``metrics``; they inform people, so a bad one is just dropped."""
-    if not isinstance(metrics, Mapping):
+Ranges = Mapping[str, tuple[float, float]]
+
+
+def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, float]:
+    """The numbers within their ranges among ``metrics``; they inform people, so a bad one is just dropped.
+
+    Args:
+        metrics: anything.
+        ranges: name -> range of every metric of the task; None: any short name, with ``metric_range``.
+    """
+    return _among(metrics, lambda name: metric_range(name) if ranges is None else ranges.get(name))
+
+
+def checked_sizes(sizes: Any, names: Sequence[str]) -> dict[str, float]:
+    """The whole numbers among ``sizes`` that can be numbers of examples."""
+    found = _among(sizes, lambda name: (0.0, float(MOST_EXAMPLES)) if name in names else None)
+    return {name: value for name, value in found.items() if value == int(value)}
+
+
+def checked_seconds(seconds: Any) -> dict[str, float]:
+    """The wall times among ``seconds``; empty for an answer that holds something else there."""
+    return _among(seconds, lambda name: (0.0, LONGEST_WORK))
+
+
+def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
+    """Name -> number, sorted by name, for short names that have a range and numbers within; never raises."""
+    try:
+        pairs = (
+            [(name, content[name]) for name in content if isinstance(name, str)] if isinstance(content, Mapping) else []
+        )
+        good = {one_line(name): float(v) for name, v in pairs if len(name) <= LONGEST and is_number(v)}
+    except Exception:  # an answer may hold anything
         return {}
-    kept = {one_line(str(name)): value for name, value in metrics.items() if len(str(name)) <= LONGEST}
-    numbers = {name: float(kept[name]) for name in sorted(kept) if is_number(kept[name])}
-    usable = {name: value for name, value in numbers.items() if abs(value) <= LARGEST_METRIC}
-    return dict(list(usable.items())[:MOST_METRICS])
+    found = {}
+    for name in sorted(good):
+        low, high = range_of(name) or (1.0, 0.0)
+        if low <= good[name] <= high:
+            found[name] = good[name]
+    return dict(list(found.items())[:MOST_METRICS])
 
 
 def is_number(value: Any) -> bool:

@@ -3,30 +3,28 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from fairflare.contracts import GROUP_COUNT, Reply, Scalar, StateDict
+from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
+from fairflare.core.types import MOST_EXAMPLES, PERSONAL, Number, Reply, StateDict
+from fairflare.federation import norms
 from fairflare.federation.checks import (
-    MOST_EXAMPLES,
+    Ranges,
     Refused,
     Rejection,
     check_tag,
-    checked_count,
     checked_metrics,
+    checked_sizes,
     first_good,
     is_number,
     left_out,
-    materialized,
-    short,
 )
-from fairflare.federation.messages import Answer
-from fairflare.privacy.egress import all_finite
+from fairflare.federation.field_checks import CHECKS, Against, check_group_counts
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,13 @@ class Verdict:
         replies: accepted, sorted by site.
         rejections: sorted by site; a site with an accepted answer has none.
         flags: site -> remarks on an accepted answer, e.g. "zero_update".
+        norms: site -> kind -> size of its accepted update, see ``norms.norms_of``.
     """
 
     replies: list[Reply]
     rejections: list[Rejection]
     flags: dict[str, list[str]]
+    norms: dict[str, norms.Norms] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,39 @@ class Gate:
         scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
         anchored: what probes report in a round's second exchange, with ranges.
-        max_norm_ratio: an update whose L2 norm over trainable parameters exceeds the median of the round's updates by
-            this factor is rejected, from three answers on.
+        max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``.
+        metrics: name -> range of the task's metrics, losses among them; None: any name, see ``metric_range``.
+        tensors: "name/entry" -> slot of the tensors that the method's parts send.
+        lenient: fields of the schema that may be missing although they are required: clients of a stock recipe know
+            nothing of them.
+        personal: entries that stay at the sites: an update must not hold them, and a rule sees them unchanged.
+        personal_results: whether sites report results of personal models.
     """
 
     trainable: frozenset[str]
-    scalars: tuple[Scalar, ...] = ()
+    scalars: tuple[Number, ...] = ()
     wanted: tuple[str, ...] = ()
-    anchored: tuple[Scalar, ...] = ()
-    max_norm_ratio: float = 100.0
+    anchored: tuple[Number, ...] = ()
+    max_norm_ratio: float = norms.RATIO
+    metrics: Ranges | None = None
+    lenient: frozenset[str] = frozenset()
+    tensors: Mapping[str, Slot] = field(default_factory=dict)
+    personal: frozenset[str] = frozenset()
+    personal_results: bool = False
 
-    def inspect(self, answers: Sequence[Answer], model: StateDict, round: int, declared: Mapping[str, int]) -> Verdict:
+    def shared(self, model: StateDict) -> StateDict:
+        """``model`` without the entries that stay at the sites."""
+        return {key: value for key, value in model.items() if key not in self.personal}
+
+    def inspect(
+        self,
+        answers: Sequence[Answer],
+        model: StateDict,
+        round: int,
+        declared: Mapping[str, int],
+        history: norms.History | None = None,
+        own: Mapping[str, StateDict] | None = None,
+    ) -> Verdict:
         """Accept or reject every answer; of several good answers of a site the first one counts.
 
         Args:
@@ -71,14 +93,31 @@ class Gate:
             model: w^t, which fixes keys, shapes and types.
             round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
+            history: sizes of the sites' last accepted updates.
+            own: site -> the model that it was sent in place of w^t.
         """
-        accepted, refused, repeated = first_good(answers, lambda a: self._accept(a, model, round, declared.get(a.site)))
+        whole, model = model, self.shared(model)
+
+        def accept(answer: Answer) -> Reply:
+            sent = self.shared((own or {}).get(answer.site, whole))
+            return self._accept(answer, sent, round, declared.get(answer.site))
+
+        accepted, refused, repeated = first_good(answers, accept)
         flags: dict[str, list[str]] = {}
         for site in repeated:
             flags.setdefault(site, []).append("duplicate")
-        self._reject_outliers(accepted, refused, flags)
-        replies = [accepted[site] for site in sorted(accepted)]
-        return Verdict(replies, left_out(refused, accepted), {site: flags[site] for site in sorted(flags)})
+        sizes = self._reject_outliers(accepted, refused, flags, norms.scales_of(model, self.trainable), history)
+        replies = [self._completed(accepted[site], whole) for site in sorted(accepted)]
+        flags = {site: flags[site] for site in sorted(flags)}
+        return Verdict(replies, left_out(refused, accepted), flags, {site: sizes[site] for site in sorted(accepted)})
+
+    def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
+        """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
+
+        The sum is held against the model and against the sums of the rounds before (``norms.SUM`` in ``history``).
+        """
+        sizes, scales = norms.norms_of(total, self.trainable), norms.scales_of(model, self.trainable)
+        return norms.too_large({norms.SUM: sizes}, scales, self.max_norm_ratio, history).get(norms.SUM, "")
 
     def inspect_second(
         self, answers: Sequence[Answer], round: int
@@ -86,141 +125,127 @@ class Gate:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
-            check_tag(answer, round)
-            return _checked_scalars(answer.scalars, self.anchored, ())
+            values = self._checked(answer, "compare", Against({}, round, None, self.anchored, ()))
+            return dict(values["scalars"])
 
         found, refused, _ = first_good(answers, accept)
         return found, left_out(refused, found)
 
     def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
-        check_tag(answer, round)
-        n_examples = checked_count(answer.n_examples, declared)
-        scalars = _checked_scalars(answer.scalars, self.scalars, self.wanted)
-        _check_group_counts(scalars, n_examples)
-        return Reply(
-            site=answer.site,
-            update=_checked_update(answer, model),
-            n_examples=n_examples,
-            scalars=scalars,
-            metrics=checked_metrics(answer.metrics),
-            trainable=self.trainable,
+        wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
+        values = self._checked(
+            answer, "train", Against(model, round, declared, self.scalars, wanted, self.metrics, self.tensors)
         )
+        check_group_counts(values["scalars"], values["n_examples"])
+        return reply_of(answer.site, values, self.trainable)
+
+    def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
+        """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
+        check_tag(answer, against.round)
+        fields = [(name, spec) for name, spec in answer_fields().items() if spec.travels(task)]
+        fields.sort(key=lambda field: field[1].kind in ("update", "tensors"))
+        values = {}
+        for name, spec in fields:
+            if name in self.lenient and getattr(answer, name) is None:
+                continue
+            if check := CHECKS[spec.kind_in(task)]:
+                values[name] = check(name, getattr(answer, name), spec, against)
+        return values
+
+    def _completed(self, reply: Reply, model: StateDict) -> Reply:
+        """The reply with an update of zero for the entries that stay at the sites, so that the server's do not move."""
+        if not self.personal:
+            return reply
+        entries = {key: value for key, value in model.items() if value.is_floating_point()}
+        update = {key: reply.update[key] if key in reply.update else torch.zeros_like(entries[key]) for key in entries}
+        return dataclasses.replace(reply, update=update)
 
     def _reject_outliers(
-        self, accepted: dict[str, Reply], refused: dict[str, Rejection], flags: dict[str, list[str]]
-    ) -> None:
-        norms = {site: _norm(reply, self.trainable) for site, reply in accepted.items()}
-        for site in [s for s, norm in norms.items() if norm == 0]:
-            flags.setdefault(site, []).append("zero_update")
-        middle = statistics.median(norms.values()) if len(norms) >= 3 else 0.0
-        for site, norm in norms.items():
-            if middle and norm > self.max_norm_ratio * middle:
-                detail = (
-                    f"update norm: expected at most {self.max_norm_ratio:g} x the median {middle:.3g}, got {norm:.3g}"
-                )
-                refused[site] = Rejection(site, "norm", detail)
-                del accepted[site]
+        self,
+        accepted: dict[str, Reply],
+        refused: dict[str, Rejection],
+        flags: dict[str, list[str]],
+        scales: norms.Norms,
+        history: norms.History | None,
+    ) -> dict[str, norms.Norms]:
+        sizes = {site: norms.norms_of(reply.update, self.trainable) for site, reply in accepted.items()}
+        for site, found in sizes.items():
+            if not any(found.values()):
+                flags.setdefault(site, []).append("zero_update")
+        for site, detail in norms.too_large(sizes, scales, self.max_norm_ratio, history).items():
+            refused[site] = Rejection(site, "norm", detail)
+            del accepted[site]
+            flags.pop(site, None)
+        return sizes
+
+
+def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:
+    """The reply that holds the accepted ``values``; counts that ``Reply`` does not name are in ``measured``."""
+    own = {f.name for f in dataclasses.fields(Reply)}
+    named = {name: value for name, value in values.items() if name in own}
+    counts = {name: values[name] for name, spec in answer_fields().items() if spec.kind == "count" and name in values}
+    measured = {name: float(value) for name, value in counts.items() if name not in own}
+    return Reply(site=site, **named, trainable=trainable, measured=measured)
+
+
+def steps_of(replies: Sequence[Reply]) -> dict[str, int]:
+    """Site -> local optimizer steps of its accepted answer, for the sites whose answer says them."""
+    return {r.site: int(r.measured["steps"]) for r in replies if "steps" in r.measured}
 
 
 def inspect_evaluation(
-    answers: Sequence[Answer], round: int, groups: Sequence[str] = ()
+    answers: Sequence[Answer],
+    round: int,
+    groups: Sequence[str] = (),
+    metrics: Ranges | None = None,
+    personal: bool = False,
 ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
-    """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections."""
-    found, refused, _ = first_good(answers, lambda a: _checked_splits(a, round, groups))
+    """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections.
+
+    Args:
+        answers: in any order.
+        round: the number of the round that was asked for.
+        groups: names of the run's groups.
+        metrics: name -> range; None: any name.
+        personal: whether a site may report the same of its personal model, which then stands under "personal".
+    """
+
+    def check(answer: Answer) -> dict[str, Any]:
+        check_tag(answer, round)
+        found = _checked_splits(answer.metrics, groups, metrics)
+        if isinstance(answer.personal, Mapping) and not answer.personal:
+            return found
+        if not personal:
+            raise Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
+        return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
+
+    found, refused, _ = first_good(answers, check)
     return {site: found[site] for site in sorted(found)}, left_out(refused, found)
 
 
-def _checked_splits(answer: Answer, round: int, groups: Sequence[str]) -> dict[str, Any]:
-    check_tag(answer, round)
-    if not isinstance(answer.metrics, Mapping):
-        raise Refused("metrics", f"expected metrics per split, got {type(answer.metrics).__name__}")
-    told = answer.metrics.get("groups")
-    told = told if isinstance(told, Mapping) else {}
-    found = {split: checked_metrics(answer.metrics.get(split)) for split in ("val", "test", "n")}
-    found["groups"] = {split: _checked_groups(told.get(split), groups) for split in ("val", "test")}
-    for split, cells in found["groups"].items():
-        total = sum(cell["n"] for cell in cells.values())
+def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
+    cells = content.get("groups")
+    cells = cells if isinstance(cells, Mapping) else {}
+    found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
+    found["n"] = checked_sizes(content.get("n"), SPLITS)
+    found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
+    for split, known in found["groups"].items():
+        total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):
             raise Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
     return found
 
 
-def _checked_groups(told: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
+def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
     """The groups of the run that come with a size of at least 1 and a value in [0, 1]."""
-    told = told if isinstance(told, Mapping) else {}
+    content = content if isinstance(content, Mapping) else {}
     usable = {}
     for group in groups:
-        cell = told.get(group)
+        cell = content.get(group)
         if not isinstance(cell, Mapping) or not is_number(cell.get("n")) or not is_number(cell.get("value")):
             continue
         if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
             usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
     return usable
-
-
-def _norm(reply: Reply, trainable: frozenset[str]) -> float:
-    tensors = [value for key, value in reply.update.items() if key in trainable]
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors))
-
-
-def _checked_scalars(scalars: Any, specs: Sequence[Scalar], wanted: Sequence[str]) -> dict[str, float]:
-    scalars = scalars if isinstance(scalars, Mapping) else {}
-    known = {s.name: s for s in specs}
-    for name in wanted:
-        if name not in scalars:
-            raise Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
-    extra = sorted(map(str, set(scalars) - set(known)))
-    if extra:
-        raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
-    return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
-
-
-def _check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
-    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
-    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
-    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
-        raise Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
-
-
-def _in_range(spec: Scalar, value: Any) -> float:
-    if not is_number(value):
-        raise Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
-    if not spec.low <= value <= spec.high:
-        raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
-    return float(value)
-
-
-def _checked_update(answer: Answer, model: StateDict) -> StateDict:
-    """The update with the model's own types; nothing of it is kept when any entry is wrong."""
-    if answer.update_kind != "diff":
-        raise Refused("params_type", f"expected a difference, got {short(str(answer.update_kind))!r}")
-    expected = {key: value for key, value in model.items() if value.is_floating_point()}
-    if not isinstance(answer.update, Mapping):
-        raise Refused("keys", f"expected {len(expected)} tensors, got {type(answer.update).__name__}")
-    missing, extra = sorted(set(expected) - set(answer.update)), sorted(map(str, set(answer.update) - set(expected)))
-    if missing or extra:
-        what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
-        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
-    return {key: _checked_tensor(key, answer.update[key], value) for key, value in expected.items()}
-
-
-def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
-    # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
-    value = materialized(value)
-    tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
-    if not isinstance(tensor, torch.Tensor):
-        raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
-    if tuple(tensor.shape) != tuple(like.shape):
-        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
-    if not tensor.is_floating_point():
-        raise Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
-    tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
-    if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
-        raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
-    if not all_finite(tensor):
-        raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
-    return tensor

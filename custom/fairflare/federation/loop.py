@@ -7,29 +7,44 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from fairflare.contracts import Reply, Round, StateDict
-from fairflare.errors import RunFailed, UserError
-from fairflare.federation.attendance import Attendance
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.schema import flat
+from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
+from fairflare.core.versions import all_versions
+from fairflare.federation.aggregation.base import Aggregation, Trained
+from fairflare.federation.aggregation.plain import Plain
 from fairflare.federation.audit import AuditLog, model_hash
-from fairflare.federation.checks import Rejection, checked_metrics, silent
-from fairflare.federation.gate import Gate, Verdict, inspect_evaluation
+from fairflare.federation.checks import Rejection, silent
+from fairflare.federation.entries import by_site, round_entry, too_few
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there
+from fairflare.federation.gate import Gate, Verdict, inspect_evaluation, steps_of
+from fairflare.federation.history import (
+    COMPLETED,
+    FORMAT,
+    RunHistory,
+    left_behind,
+    read_final,
+    read_history,
+    read_standing,
+)
 from fairflare.federation.messages import Answer, Instruction, Transport
+from fairflare.federation.norms import remembered
+from fairflare.federation.outcomes import usable
+from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_model
-from fairflare.federation.sums import ServerSums
-from fairflare.rules.base import Outcome, Rule, added_whole
-from fairflare.versions import all_versions
+from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
+from fairflare.federation.traffic import Traffic
+from fairflare.rules.base import Outcome, Rule
+from fairflare.selectors.all import All
+from fairflare.selectors.base import Selector
+from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.server_optimizers.none import Add
 
-CHECKPOINT = "checkpoint.pt"
-MODEL = "model.pt"
-AUDIT = "audit.jsonl"
 LAST = 5
-SAME = 1e-12
 
 
 class Observer(Protocol):
@@ -51,12 +66,17 @@ class Federation:
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
-        observers: told of every audit entry.
+        observers: shown every audit entry.
         groups: names of the groups that sites report values of at the end.
+        lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
-        score: test set -> metrics of a model on the task's shared test sets, asked for after each of the last five
-            rounds (the FedISM+ tables are means over these).
-        sums: adds what sites seal and mask; None: sites say their numbers, and the rule weighs.
+        score: (a model, whether it is the final one) -> test set -> metrics on the task's shared test sets, asked for
+            after each of the last five rounds (the FedISM+ tables are means over these).
+        aggregation: combines a round's answers, in the clear or as secure sums.
+        accept: codes of preflight's errors that count as warnings in this run.
+        selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
+        server_optimizer: steps along the update that the rule has combined.
+        seed: the run's, for the selector.
     """
 
     rule: Rule
@@ -68,9 +88,14 @@ class Federation:
     header: Mapping[str, Any] = field(default_factory=dict)
     observers: Sequence[Observer] = ()
     groups: tuple[str, ...] = ()
+    lr: float = 0.0
     leave_out: str = ""
-    score: Callable[[StateDict], dict[str, Any]] = lambda model: {}
-    sums: ServerSums | None = None
+    score: Callable[[StateDict, bool], dict[str, Any]] = lambda model, final: {}
+    aggregation: Aggregation = field(default_factory=Plain)
+    accept: Sequence[str] = ()
+    selector: Selector = field(default_factory=All)
+    server_optimizer: ServerOptimizer = field(default_factory=Add)
+    seed: int = 0
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -79,34 +104,50 @@ class Federation:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
         self._audit = AuditLog(self.folder / AUDIT)
+        self._traffic = Traffic(self.transport)
         standing = self._open(initial)
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
-            self._evaluate(standing.model)
+            self._evaluate(standing)
         except RunFailed as failure:
             self._close(standing, "failed", str(failure))
             raise
         except Exception as error:
             self._close(standing, "failed", f"internal error: {type(error).__name__}")
             raise
-        self._close(standing, "completed", "")
+        self._close(standing, COMPLETED, "")
         return standing.model
 
     def _open(self, initial: StateDict) -> Checkpoint:
-        path, begun = self.folder / CHECKPOINT, self._audit.first
-        if begun and begun.get("config_sha256") != self.header.get("config_sha256"):
-            raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
-        if path.exists():
-            standing = load_checkpoint(path)
+        """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
+        standing = Checkpoint(round=0, model=initial)
+        course = self._course()
+        if course is not None:
+            begun = Checkpoint(round=0, model=initial, declared=course.start["declared"])
+            standing = read_standing(self.folder, course) or begun
+            read_final(self.folder, course)
+            if standing is begun and model_hash(initial) != course.start["model_sha256"]:
+                raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
-        elif begun:
-            # Killed in the first round: the log has begun, and no checkpoint had been written.
-            standing = Checkpoint(round=0, model=initial, declared=begun.get("declared", {}))
-        else:
-            standing = Checkpoint(round=0, model=initial)
         self._sha256 = model_hash(standing.model)
-        return self._preflight(standing, resumed=bool(begun) or path.exists())
+        return self._preflight(standing, resumed=course is not None)
+
+    def _course(self) -> RunHistory | None:
+        """What the log says so far, None before its first line.
+
+        Raises:
+            UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
+        """
+        if not self._audit.entries:
+            for name in (CHECKPOINT, MODEL):
+                if is_there(self.folder / name):
+                    raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
+            return None
+        course = read_history(self._audit.entries)
+        if any(course.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
+            raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
+        return course
 
     def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
         """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
@@ -115,181 +156,158 @@ class Federation:
             RunFailed: a site has errors, or differs in this package's version. The audit log says which.
         """
         asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
-        answers = list(self.transport.exchange(asked))
-        statements, rejections, standing = self._hear_statements(answers, standing)
+        answers = list(self._traffic.exchange(asked))
+        statements, rejections, standing = self._read_statements(answers, standing)
         rejections += silent(asked, answers)
-        self._attendance = Attendance(statements)
+        self._participation = Participation(statements)
         found = {site: statement.to_json() for site, statement in statements.items()}
-        shared = {"preflight": found, "rejected": _by_site(rejections), "model_sha256": self._sha256}
+        shared = {"preflight": found, "rejected": by_site(rejections), **left_behind(standing)}
         if resumed:
             self._log("resume", from_round=standing.round, **shared)
         else:
-            about = {**self.header, "rounds": self.rounds, "sites": self._training_sites()}
-            self._log("start", **about, declared=dict(standing.declared), **shared)
+            notes = [note.to_json() for note in self.rule.notes]
+            about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
+            self._log("start", log_format=FORMAT, **about, **shared)
         if reason := refusal(statements, rejections):
             self._close(standing, "failed", reason)
             raise RunFailed(reason)
         return standing
 
-    def _hear_statements(
+    def _read_statements(
         self, answers: Sequence[Answer], standing: Checkpoint
     ) -> tuple[dict[str, Statement], list[Rejection], Checkpoint]:
         """What sites say in preflight, whom that rejects, and the checkpoint with their numbers of examples."""
-        statements, rejections = inspect_preflight(answers, all_versions())
-        if self.sums is not None:
-            rejections += self.sums.learn(answers)
-        told = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
+        statements, rejections = inspect_preflight(answers, all_versions(), standing.declared, self.accept)
+        rejections += self.aggregation.learn(answers)
+        sizes = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
         # The first word counts.
-        return statements, rejections, dataclasses.replace(standing, declared={**told, **standing.declared})
+        return statements, rejections, dataclasses.replace(standing, declared={**sizes, **standing.declared})
 
     def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
-        """Leave the last good model as a plain file and say how the run ended."""
+        """Say how the run ended and leave the last good model as a plain file.
+
+        In this order a model without the log's last line is never what a kill leaves.
+        """
+        scores = {} if status == COMPLETED else self._last_scores(standing)
+        self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
         save_model(self.folder / MODEL, standing.model)
-        self._log("finish", status=status, reason=reason, model_sha256=self._sha256)
+
+    def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
+        """The last good model's scores of a run that failed between two rounds; its last rounds' are in their lines."""
+        if not 0 < standing.round < self.rounds:
+            return {}
+        try:
+            return self.score(standing.model, True)
+        except Exception:  # whatever it is, the line that says why the run failed must be written
+            return {}
 
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
-        answers, missing, standing = self._train(standing, round)
-        weigh = self._weigh if self.sums is None else self._weighed_at_sites
-        verdict, outcome, answers, exchanged = weigh(standing, round, answers, missing)
-        if not all(bool(torch.isfinite(value).all()) for value in outcome.model.values()):
-            raise RunFailed(f"round {round.number}: the rule's model is not finite; the one before it was kept")
+        selected = self._select(round)
+        selection = self._selection(selected)
+        answers, missing, standing = self._train(standing, round, selected)
+        combined = self.aggregation.combine(self._trained(standing, round, answers, missing))
+        verdict, exchanged = combined.verdict, combined.exchanged
+        outcome, server = self._step(standing, combined.outcome)
+        outcome = usable(outcome, standing.model, round)
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
-        after = Checkpoint(round.number, outcome.model, outcome.state, declared)
-        self._sha256 = model_hash(outcome.model)
+        history = remembered(standing.history, verdict.norms)
+        models = {**standing.models, **outcome.models}
+        after = Checkpoint(round.number, outcome.model, outcome.state, declared, history, server=server, models=models)
+        left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
-        entry = _round_entry(round, verdict, outcome, answers)
-        scores = self.score(outcome.model) if round.number > round.total - LAST else {}
-        self._log("round", **entry, test_sets=scores, seconds=seconds, model_sha256=self._sha256)
+        entry = round_entry(round, verdict, outcome, combined.answers) | selection
+        final = round.number == round.total
+        scores = self.score(outcome.model, final) if round.number > round.total - LAST else {}
+        line = self._log("round", **entry, test_sets=scores, seconds=seconds, bytes=self._traffic.taken(), **left)
+        after = dataclasses.replace(after, entry=line["hash"])
         save_checkpoint(self.folder / CHECKPOINT, after)
+        self._sha256 = left["model_sha256"]
         return after
 
-    def _weigh(
-        self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]
-    ) -> tuple[Verdict, Outcome, list[Answer], float]:
-        """Gate and rule, with a second exchange where the rule has an anchor; the time when the sites were done."""
-        exchanged = time.monotonic()
-        verdict = self.gate.inspect(answers, standing.model, round.number, standing.declared)
-        verdict = dataclasses.replace(verdict, rejections=verdict.rejections + missing)
-        self._require_quorum(round, verdict)
-        anchor = self.rule.anchor(standing.model, verdict.replies, standing.state, round)
-        if anchor is not None:
-            replies, second, refused = self._second_exchange(anchor, verdict.replies, round)
-            verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
-            answers = answers + second
-            self._require_quorum(round, verdict)
-            exchanged = time.monotonic()
-        return verdict, self.rule.aggregate(standing.model, verdict.replies, standing.state, round), answers, exchanged
+    def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
+        """What the aggregation is given of a round."""
+        info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
+        missed = partial(self._participation.missed, round.number)
+        return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
 
-    def _weighed_at_sites(
-        self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]
-    ) -> tuple[Verdict, Outcome, list[Answer], float]:
-        """Secure sums: the sites weigh their updates themselves, and only their sum is known here."""
-        summed = self.sums.round(self.transport, answers, round, standing.declared, standing.model)
-        exchanged = time.monotonic()
-        self._attendance.missed(round.number, [r.site for r in summed.rejections if r.code == "no_answer"])
-        verdict = Verdict(summed.replies, summed.rejections + missing, {})
-        self._require_quorum(round, verdict)
-        return verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged
+    def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
+        """The outcome with the server optimizer's model, and the optimizer's next state."""
+        step = self.server_optimizer.step
+        model, state = step(standing.model, outcome.model, standing.server, self.gate.trainable)
+        return dataclasses.replace(outcome, model=model), state
 
-    def _train(self, standing: Checkpoint, round: Round) -> tuple[list[Answer], list[Rejection], Checkpoint]:
-        """Ask the sites that are there to train, and knock at those that are not."""
-        present, away = self._attendance.of(self._training_sites())
+    def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
+        """What the rule knows of the round beside replies and state."""
+        return Info(round, self.lr, steps_of(replies), len(standing.declared), standing.models)
+
+    def _select(self, round: Round, everyone: bool = False) -> tuple[str, ...]:
+        """The sites that take part: of those that are there, or of everyone if all were there."""
+        present, away = self._participation.of(self._training_sites())
+        sites = present + away if everyone else present
+        return self.selector.select(sites, round, self.seed, self.min_sites) if sites else ()
+
+    def _selection(self, selected: Sequence[str]) -> dict[str, Any]:
+        """What the log says of who took part: nothing where it was every site that is there."""
+        present, _ = self._participation.of(self._training_sites())
+        return {} if set(present) <= set(selected) else {"selected": list(selected)}
+
+    def _train(
+        self, standing: Checkpoint, round: Round, selected: Sequence[str]
+    ) -> tuple[list[Answer], list[Rejection], Checkpoint]:
+        """Ask the sites that are there to train, and invite those that are not back."""
+        _, away = self._participation.of(self._training_sites())
+        wanted = self._select(round, everyone=True)
+        info = self._info(standing, round)
         instructions = {
-            site: Instruction("train", round, standing.model, self.rule.orders(standing.state, site, round))
-            for site in present
+            site: Instruction("train", round, model, **self._sent_to(site, standing, info))
+            for site in selected
+            for model in [standing.models.get(site, standing.model)]
         }
-        knocking = {site: Instruction("preflight", round, {}) for site in away}
-        heard = list(self.transport.exchange(instructions | knocking))
-        answers = [answer for answer in heard if answer.site in instructions]
-        statements, refused, standing = self._hear_statements([a for a in heard if a.site in knocking], standing)
+        invited = {site: Instruction("preflight", round, {}) for site in away}
+        answered = list(self._traffic.exchange(instructions | invited))
+        answers = [answer for answer in answered if answer.site in instructions]
+        statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
         barred = turned_away(statements, refused)
-        missing = self._attendance.note(round.number, present, answers, away, set(statements) - set(barred), barred)
-        return answers, missing, standing
+        passed = set(statements) - set(barred)
+        missing = self._participation.note(round.number, selected, answers, away, passed, barred)
+        return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
+
+    def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
+        """What the rule sends a site beside the model."""
+        orders = self.rule.orders(standing.state, site, info)
+        return {"orders": orders, "tensors": flat(self.rule.tensors_for(standing.state, site, info))}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
 
     def _require_quorum(self, round: Round, verdict: Verdict) -> None:
         if len(verdict.replies) < self.min_sites:
-            rejected = _by_site(verdict.rejections)
+            rejected = by_site(verdict.rejections)
             self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
-            raise RunFailed(_too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
+            raise RunFailed(too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
 
-    def _second_exchange(
-        self, anchor: StateDict, replies: Sequence[Reply], round: Round
-    ) -> tuple[list[Reply], list[Answer], list[Rejection]]:
-        """Show the anchor to the accepted sites; a site counts in the round once it has answered both times."""
-        asked = {reply.site: Instruction("compare", round, anchor) for reply in replies}
-        answers = list(self.transport.exchange(asked))
-        missing = silent(asked, answers)
-        self._attendance.missed(round.number, [rejection.site for rejection in missing])
-        found, refused = self.gate.inspect_second(answers, round.number)
-        complete = [
-            dataclasses.replace(reply, scalars={**reply.scalars, **found[reply.site]})
-            for reply in replies
-            if reply.site in found
-        ]
-        return complete, answers, refused + missing
-
-    def _evaluate(self, model: StateDict) -> None:
-        """Ask every site that is there how the final model does on its own validation and test splits."""
-        last = Round(self.rounds, self.rounds)
-        present, away = self._attendance.of(self.transport.sites())
-        asked = {site: Instruction("evaluate", last, model) for site in present}
-        answers = list(self.transport.exchange(asked))
-        sites, rejections = inspect_evaluation(answers, last.number, self.groups)
-        rejected = _by_site(rejections + silent(asked, answers) + self._attendance.absent(away))
+    def _evaluate(self, standing: Checkpoint) -> None:
+        """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
+        present, away = self._participation.of(self.transport.sites())
+        sites, rejections = self._results(dict.fromkeys(present, standing.model))
+        own, more = self._results({site: standing.models[site] for site in sites if site in standing.models})
+        for site, found in own.items():
+            sites[site][PERSONAL] = found.get(PERSONAL, found)
+        rejected = by_site(more + rejections + self._participation.absent(away))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
 
-    def _log(self, event: str, **content: Any) -> None:
+    def _results(self, models: Mapping[str, StateDict]) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+        """Site -> its accepted results of the model that it is sent, and the rejections."""
+        last = Round(self.rounds, self.rounds)
+        asked = {site: Instruction("evaluate", last, model) for site, model in models.items()}
+        answers = list(self._traffic.exchange(asked)) if asked else []
+        gate = self.gate
+        sites, rejections = inspect_evaluation(answers, last.number, self.groups, gate.metrics, gate.personal_results)
+        return sites, rejections + silent(asked, answers)
+
+    def _log(self, event: str, **content: Any) -> dict[str, Any]:
         entry = self._audit.append(event, **content)
         for observer in self.observers:
             observer.saw(entry)
-
-
-def load_model(folder: Path) -> StateDict:
-    """The model of a run's folder: ``model.pt`` of a run that ended, else the one of its last finished round.
-
-    Raises:
-        FileNotFoundError: no round was finished.
-    """
-    if (folder / MODEL).is_file():
-        return torch.load(folder / MODEL, map_location="cpu", weights_only=True)
-    return dict(load_checkpoint(folder / CHECKPOINT).model)
-
-
-def _round_entry(round: Round, verdict: Verdict, outcome: Outcome, answers: Sequence[Answer]) -> dict[str, Any]:
-    notes = dict(outcome.notes)
-    if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
-        notes["weights"] = "uniform"
-    return {
-        "round": round.number,
-        "rounds": round.total,
-        "accepted": {
-            r.site: {"n_examples": r.n_examples, "scalars": dict(r.scalars), "metrics": dict(r.metrics)}
-            for r in verdict.replies
-        },
-        "rejected": _by_site(verdict.rejections),
-        "flags": verdict.flags,
-        "weights": dict(outcome.weights),
-        "notes": notes,
-        "site_seconds": _seconds(answers),
-    }
-
-
-def _seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
-    """Site -> phase -> seconds over the round's exchanges."""
-    seconds: dict[str, dict[str, float]] = {}
-    for answer in answers:
-        seconds.setdefault(answer.site, {}).update(checked_metrics(answer.seconds))
-    return seconds
-
-
-def _by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
-    return {r.site: {"code": r.code, "detail": r.detail} for r in rejections}
-
-
-def _too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
-    reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
-    return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"
+        return entry

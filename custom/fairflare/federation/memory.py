@@ -3,13 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fairflare.federation.state import write_atomically
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.types import StateDict
+from fairflare.federation.files import read_tensors
+from fairflare.federation.lock import Busy, locked
+from fairflare.federation.state import clear_half_written, remove_files, save_model, write_atomically
+
+PERSONAL_ENDING = ".personal"
+"""What the name of a personal model's file has before ".pt"; no site's name ends so."""
+WAIT = 30.0
+"""Seconds that a job which continues a federation gives the process of the job before to end."""
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Within: no other process keeps its memory in ``path``, where a killed one may have left a half-written file.
+
+    Raises:
+        DataError: another job of the same federation is at work at this site.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
+        except Busy:
+            raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
+        clear_half_written(path.parent, {path.name, personal_file(path).name}.__contains__)
+        yield
+
+
+def personal_file(path: Path) -> Path:
+    """Where a site's personal model lies, beside its memory: "site-1.personal.pt" beside "site-1.pt"."""
+    return path.with_name(f"{path.stem}{PERSONAL_ENDING}.pt")
+
+
+def forget(folder: Path, sites: Iterable[str]) -> None:
+    """Delete the memories of ``sites`` in ``folder``, as a run does that has ended; any other file there stays.
+
+    Personal models stay too: they are results.
+    """
+    own = {f"{site}.pt{ending}" for site in sites for ending in ("", ".lock")}
+    with contextlib.suppress(OSError):  # nothing reads them any more
+        remove_files(folder, own.__contains__)
 
 
 class SiteMemory:
@@ -23,25 +65,42 @@ class SiteMemory:
         self._path = path
         self._rounds: dict[int, dict[str, Any]] = {}
         if path is not None and path.is_file():
-            self._rounds = torch.load(path, map_location="cpu", weights_only=True)
+            self._rounds = _read(path)
 
     def before(self, round: int) -> dict[str, Any]:
         """A copy of what was kept by the latest round before ``round``; empty when there is none."""
         earlier = [r for r in self._rounds if r < round]
-        return _detached(self._rounds[max(earlier)]) if earlier else {}
+        return _copied(self._rounds[max(earlier)]) if earlier else {}
 
     def at(self, round: int) -> dict[str, Any]:
         """A copy of what ``round`` itself has kept; empty when it kept nothing."""
-        return _detached(self._rounds.get(round, {}))
+        return _copied(self._rounds.get(round, {}))
+
+    def save_personal(self, model: StateDict) -> None:
+        """Write the site's personal model as a plain state dict beside the memory's file, where there is one."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_model(personal_file(self._path), _copied(model))
 
     def keep(self, round: int, values: Mapping[str, Any]) -> None:
         """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it."""
         earlier = [r for r in self._rounds if r < round]
         kept = {max(earlier): self._rounds[max(earlier)]} if earlier else {}
-        self._rounds = {**kept, round: _detached(dict(values))}
+        self._rounds = {**kept, round: _copied(values)}
         if self._path is not None and any(self._rounds.values()):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, lambda file: torch.save(self._rounds, file))
+
+
+def _read(path: Path) -> dict[int, dict[str, Any]]:
+    content = read_tensors(path)
+    if not isinstance(content, dict) or not all(type(k) is int and isinstance(v, dict) for k, v in content.items()):
+        raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
+    return content
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _detached(item) for key, item in values.items()}
 
 
 def _detached(value: Any) -> Any:

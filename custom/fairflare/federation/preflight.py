@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_high, median_low
 from typing import Any
 
+from fairflare.core.findings import BANDS, KINDS, Finding, accept, unpacked, worst_first
+from fairflare.core.versions import NAMES, TEXT, differences
 from fairflare.federation.checks import (
     Refused,
     Rejection,
@@ -18,8 +21,10 @@ from fairflare.federation.checks import (
     one_line,
 )
 from fairflare.federation.messages import Answer
-from fairflare.findings import KINDS, Finding, unpacked
-from fairflare.versions import NAMES, TEXT, differences
+
+MANY, TOO_MANY = 20, 100
+"""So many times what the other sites usually declare is a warning, and an error that a run may accept."""
+ORDINARY, LITTLE = 1000, 10
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,26 @@ class Statement:
 
 
 def inspect_preflight(
-    answers: Sequence[Answer], here: Mapping[str, str]
+    answers: Sequence[Answer],
+    here: Mapping[str, str],
+    declared: Mapping[str, int] | None = None,
+    accepted: Collection[str] = (),
 ) -> tuple[dict[str, Statement], list[Rejection]]:
-    """Site -> its statement, compared with the server's versions ``here``, and the rejections."""
-    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here))
-    return {site: found[site] for site in sorted(found)}, left_out(refused, found)
+    """Site -> its statement, compared with the server's versions and with the other sites', and the rejections.
+
+    Args:
+        answers: to "preflight".
+        here: the server's versions.
+        declared: site -> examples that sites have declared before; the first word counts.
+        accepted: codes of errors that the run accepts.
+    """
+    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted))
+    sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})
+    statements = {}
+    for site in sorted(found):
+        own = accept(_of_size(site, sizes), accepted)
+        statements[site] = replace(found[site], findings=tuple(worst_first([*found[site].findings, *own])))
+    return statements, left_out(refused, found)
 
 
 def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> str:
@@ -68,25 +88,42 @@ def _errors(statement: Statement) -> list[str]:
     return [f"{f.split + ': ' if f.split else ''}{f.code}: {f.text}" for f in errors]
 
 
-def _checked(answer: Answer, here: Mapping[str, str]) -> Statement:
+def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str]) -> Statement:
     check_tag(answer, None)
-    told = answer.metrics
-    if not isinstance(told, Mapping) or not isinstance(told.get("findings"), Mapping):
+    content = answer.metrics
+    if not isinstance(content, Mapping) or not isinstance(content.get("findings"), Mapping):
         raise Refused("malformed", "preflight: expected findings and versions")
-    counts, there = told["findings"], told.get("versions")
+    counts, there = content["findings"], content.get("versions")
     for name, count in counts.items():
-        if name not in KINDS or not is_number(count) or not 0 <= count <= 2**40:
-            raise Refused("malformed", "preflight: expected known findings with counts")
+        if name not in KINDS or not is_number(count) or count not in range(len(BANDS) + 1):
+            raise Refused("malformed", "preflight: expected known findings with bands of counts")
+        if name.startswith("accepted/") and name.rpartition("/")[2] not in accepted:
+            raise Refused("malformed", "preflight: an error that this run does not accept")
     if not isinstance(there, Mapping) or set(there) != set(NAMES) or not all(_is_version(v) for v in there.values()):
         raise Refused("malformed", f"preflight: expected versions of {', '.join(NAMES)}")
     findings = [*_of_versions(here, there), *unpacked(counts)]
     broken = any(f.level == "error" for f in findings)
     n_examples = None if broken and answer.n_examples is None else checked_count(answer.n_examples, None)
-    return Statement(n_examples, tuple(sorted(findings, key=lambda f: f.level)), dict(there))
+    return Statement(n_examples, tuple(worst_first(findings)), dict(there))
 
 
 def _is_version(value: Any) -> bool:
     return isinstance(value, str) and TEXT.fullmatch(value) is not None
+
+
+def _of_size(site: str, sizes: Mapping[str, int]) -> list[Finding]:
+    """How many times more examples a site says it has than the others usually do: its weight grows with them."""
+    others = [n for name, n in sizes.items() if name != site]
+    if site not in sizes or not others:
+        return []
+    # One small site among large ones makes nobody outsized, nor do two that conspire outvote a third.
+    usual = max(min(median_high(others), max(median_low(others), ORDINARY)), LITTLE)
+    if sizes[site] <= MANY * usual:
+        return []
+    text = f"declares {sizes[site]} examples, more than {MANY} x the {usual} of the other sites"
+    if sizes[site] <= TOO_MANY * usual:
+        return [Finding("warning", "outsized", "train", 0, text)]
+    return [Finding("error", "outsized", "train", 0, text.replace(f"{MANY} x", f"{TOO_MANY} x"))]
 
 
 def _of_versions(here: Mapping[str, str], there: Mapping[str, str]) -> list[Finding]:
@@ -96,5 +133,5 @@ def _of_versions(here: Mapping[str, str], there: Mapping[str, str]) -> list[Find
     for level, names in (("error", own), ("warning", others)):
         if names:
             text = ", ".join(f"{name} {there[name][:12]}, the server has {here[name][:12]}" for name in names)
-            found.append(Finding(level, "versions", "", len(names), text))  # type: ignore[arg-type]
+            found.append(Finding(level, "versions", "", len(names), text))  # type: ignore[arg-type]  # one of the literal's values
     return found

@@ -3,46 +3,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Batch, LocalWork, SiteData, SplitName, StateDict, Training
-from fairflare.execution import Execution, memory_findings
+from fairflare.core.execution import Execution, memory_findings
+from fairflare.core.findings import Finding, packed
+from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.schema import Slot, flat, nested
+from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.types import LocalWork, Round, SiteData, SplitName, StateDict, Training
+from fairflare.core.versions import all_versions
+from fairflare.federation.aggregation.base import SitePart
+from fairflare.federation.aggregation.plain import PlainAtSite
+from fairflare.federation.evaluation import Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
-from fairflare.federation.site_sums import SiteSums
-from fairflare.findings import Finding, packed
-from fairflare.objectives import Objective, local_objective
-from fairflare.privacy.counts import released
+from fairflare.federation.received import check_received
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
-from fairflare.seeds import derive, seed_everything
 from fairflare.trainers.base import Trainer
-from fairflare.versions import all_versions
 
 TRAINED = "trained model"
-
-
-class Scoring(Protocol):
-    """How a task scores a model's outputs; a task's own methods."""
-
-    headline: str
-
-    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept of one batch of outputs (N, ...) and targets until all batches are seen; first axis N."""
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """The metrics that are defined on condensed examples."""
-
-    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """float64 (N,) in [0, 1]: how right each condensed example is."""
 
 
 @dataclass
@@ -67,7 +52,8 @@ class Site:
         egress: what may leave the site; None checks nothing.
         look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
         tell: called with every finding, whose text is for the people at the site.
-        sums: its part in secure sums; None: it says its numbers.
+        aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
+        receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
     """
 
     name: str
@@ -87,39 +73,56 @@ class Site:
     egress: Egress | None = None
     look: Callable[[], tuple[list[Finding], SiteData | None]] = lambda: ([], None)
     tell: Callable[[Finding], None] = lambda finding: None
-    sums: SiteSums | None = None
+    aggregation: SitePart = field(default_factory=PlainAtSite)
+    receives: Mapping[str, Slot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
 
     def handle(self, instruction: Instruction) -> Answer:
-        """Do what the instruction says; errors go to the caller, which turns them into codes."""
+        """Do what the instruction says; the answer may leave as it is: checked and, with secure sums, masked.
+
+        Errors go to the caller, which turns them into codes.
+        """
+        return self.finish(instruction, self.prepare(instruction))
+
+    def prepare(self, instruction: Instruction) -> Answer:
+        """The checked answer, whose update is not yet masked: ``finish`` must see it before it leaves.
+
+        For FLARE alone, where a site's own privacy filters look at the update between the two.
+        """
         try:
             answer = self._answer(instruction)
             if self.egress is not None:
-                parts = ("update", "n_examples", "scalars", "metrics", "seconds", "sealed")
-                self.egress.check(instruction.task, **{part: getattr(answer, part) for part in parts})
+                self.egress.check(instruction.task, answer)
         except EgressRefused as refusal:
-            return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
+            return self._refused(instruction, refusal)
         return answer
 
-    def masked(self, answer: Answer) -> Answer:
-        """The answer as it may leave: with secure sums an update goes masked."""
-        if self.sums is None or answer.update is None:
-            return answer
-        return dataclasses.replace(answer, update=self.sums.mask(answer.update), update_kind="masked")
+    def finish(self, instruction: Instruction, answer: Answer) -> Answer:
+        """What ``prepare`` returned as it may leave."""
+        final = self.aggregation.final(answer)
+        try:
+            if self.egress is not None:
+                self.egress.check_final(final)
+        except EgressRefused as refusal:
+            return self._refused(instruction, refusal)
+        return final
+
+    def _refused(self, instruction: Instruction, refusal: EgressRefused) -> Answer:
+        return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
 
     def _answer(self, instruction: Instruction) -> Answer:
-        work = {
+        work: dict[str, Callable[[Instruction, int], Answer]] = {
             "preflight": self._preflight,
             "train": self._train,
             "compare": self._compare,
             "evaluate": self._evaluate,
+            **{task: _without_seed(answers) for task, answers in self.aggregation.tasks.items()},
         }
-        if self.sums is not None:
-            work |= {"sum": self._seal, "weigh": self._weigh}
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
+        check_received(instruction, self.receives)
         seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
         seed_everything(seed)
         if instruction.task != "preflight" and self._find_data():
@@ -149,18 +152,25 @@ class Site:
             site=self.name,
             round=instruction.round.number,
             n_examples=self.data.size("train") if self.data is not None else None,
-            metrics={"findings": packed(found), "versions": all_versions()},
-            sealed=self.sums.statement() if self.sums else {},
+            metrics={"findings": packed(found, self.min_count), "versions": all_versions()},
+            sealed=self.aggregation.statement(),
         )
 
+    @property
+    def _examples(self) -> SiteData:
+        """The data, which ``_answer`` has looked for."""
+        if self.data is None:
+            raise RuntimeError(f"site {self.name}: its data are not there")
+        return self.data
+
     def _memory_findings(self) -> list[Finding]:
-        batch = next(iter(self.data.training(self.training.batch_size, 0))).to(self.execution.device)
-        objective = self.objective(self.data.class_counts.to(self.execution.device), self.training.logit_tau)
+        batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
+        objective = self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
         return memory_findings(self.execution, self.network, batch, objective)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
-        self.network.load_state_dict(instruction.model)
         work = self._work(instruction, seed, self.memory.before(instruction.round.number))
+        self.network.load_state_dict(work.received)
         clock = _Clock()
         work.received_metrics = metrics = self._score("val")
         clock.lap("validate")
@@ -168,26 +178,24 @@ class Site:
         clock.lap("probe")
         train_loss = self.trainer.train(work)
         clock.lap("train")
-        scalars |= self._measure(work, "trained")
+        scalars |= work.send_numbers | self._measure(work, "trained")
+        self._keep_personal(work, instruction.model)
         self._keep(work)
-        update = difference(self.network, instruction.model)
+        update = difference(self.network, instruction.model, self.trainer.personal_entries(instruction.model))
         clock.lap("report")
         answer = Answer(
             site=self.name,
             round=instruction.round.number,
             update=update,
-            n_examples=self.data.size("train"),
+            n_examples=self._examples.size("train"),
             scalars=scalars,
-            metrics=_finite(metrics | {"train_loss": train_loss}),
+            steps=work.steps,
+            tensors={key: value.detach().to("cpu", copy=True) for key, value in flat(work.send_tensors).items()},
+            **work.measured,
+            metrics=finite(metrics | {"train_loss": train_loss}),
             seconds=clock.laps,
         )
-        return self.sums.withhold(answer) if self.sums else answer
-
-    def _seal(self, instruction: Instruction, seed: int) -> Answer:
-        return self.sums.seal(instruction)
-
-    def _weigh(self, instruction: Instruction, seed: int) -> Answer:
-        return self.sums.weigh(instruction)
+        return self.aggregation.trained(answer, instruction)
 
     def _compare(self, instruction: Instruction, seed: int) -> Answer:
         """The second exchange: measure the model that this round trained against the rule's anchor."""
@@ -201,29 +209,44 @@ class Site:
         return Answer(site=self.name, round=instruction.round.number, scalars=scalars, seconds=clock.laps)
 
     def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
-        self.network.load_state_dict(instruction.model)
-        splits: dict[str, dict] = {"groups": {}}
-        for split in ("val", "test"):
-            outputs, targets, groups = self._predict(split)
-            splits[split] = _finite(self.scoring.evaluate(outputs, targets))
-            splits["groups"][split] = self._group_values(outputs, targets, groups)
-        splits["n"] = {split: float(self.data.size(split)) for split in ("val", "test")}
+        """The results of the shared model, and at the end of the run those of the site's personal one beside them."""
+        shared, own, personal = self._results(instruction.model), self._personal(instruction), {}
+        if own is not None:
+            personal = self._results(own)
+            self.memory.save_personal(own)  # not before both models have proved to be some
         return Answer(
-            site=self.name, round=instruction.round.number, n_examples=self.data.size("train"), metrics=splits
+            site=self.name,
+            round=instruction.round.number,
+            n_examples=self._examples.size("train"),
+            metrics=shared,
+            personal=personal,
         )
 
-    def _work(self, instruction: Instruction, seed: int, memory: dict) -> LocalWork:
+    def _personal(self, instruction: Instruction) -> StateDict | None:
+        """The personal model that goes with the run's final model; None for any other, which would spoil its file."""
+        final = instruction.round == Round(self.training.rounds, self.training.rounds)
+        if not final or not (self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)):
+            return None
+        return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
+
+    def _results(self, model: StateDict) -> dict[str, dict[str, Any]]:
+        """What ``model`` does on the site's own splits, see ``evaluation.results``."""
+        self.network.load_state_dict(model)
+        return results(self._predict, self._examples, self.scoring, self.groups, self.min_count)
+
+    def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(
             network=self.network,
-            data=self.data,
+            data=self._examples,
             training=self.training,
             round=instruction.round,
             seed=seed,
             orders=instruction.orders,
+            tensors=nested(instruction.tensors),
             execution=self.execution,
             stop_if_aborted=self.stop_if_aborted,
             memory=memory,
-            received=instruction.model,
+            received=self.trainer.site_model(instruction.model, memory),
             objective=self.objective,
             evaluate=self._score,
             headline=self.scoring.headline,
@@ -238,6 +261,20 @@ class Site:
                 numbers |= probe.measure(work)
         return numbers
 
+    def _keep_personal(self, work: LocalWork, received: StateDict) -> None:
+        """Keep what is the site's own after training, in its memory for the rounds to come and in a file for people.
+
+        Raises:
+            RuntimeError: the trainer says that it keeps a personal model and has left none.
+        """
+        if entries := self.trainer.personal_entries(received):
+            work.personal = {key: value for key, value in self.network.state_dict().items() if key in entries}
+        if self.trainer.keeps_personal_model and work.personal.keys() != received.keys():
+            raise RuntimeError(f"trainer {type(self.trainer).__name__}: expected a whole model in work.personal")
+        own = self.trainer.personal_model(received, work.memory)
+        if own is not None:
+            self.memory.save_personal(own)
+
     def _keep(self, work: LocalWork) -> None:
         for probe in self.probes:
             probe.remember(work)
@@ -247,57 +284,24 @@ class Site:
             self.memory.keep(work.round.number, work.memory)
 
     def _score(self, split: SplitName) -> dict[str, float]:
-        return self.scoring.evaluate(*self._predict(split)[:2]) if self.data.size(split) else {}
+        return self.scoring.evaluate(*self._predict(split)[:2]) if self._examples.size(split) else {}
 
     def _predict(self, split: SplitName) -> tuple[Tensor, Tensor, Tensor]:
-        batches = self.data.fixed(split, self.training.batch_size)
+        batches = self._examples.fixed(split, self.training.batch_size)
         return predict(self.network, batches, self.execution.device, self.scoring.condense, self.stop_if_aborted)
 
-    def _group_values(self, outputs: Tensor, targets: Tensor, groups: Tensor) -> dict[str, dict[str, float]]:
-        """Size and mean of hits of every group whose count may leave the site."""
-        hits = self.scoring.hits(outputs, targets)
-        rows = [groups == g for g in range(len(self.groups))]
-        counts = [int(row.sum()) for row in rows]
-        may_leave = released(counts, self.min_count, unknown=len(groups) - sum(counts))
-        return {
-            name: {"n": float(n), "value": float(hits[row].mean())}
-            for name, row, n, free in zip(self.groups, rows, counts, may_leave)
-            if free and n
-        }
 
-
-@torch.no_grad()
-def predict(
-    network: nn.Module,
-    batches: Iterable[Batch],
-    device: torch.device,
-    condense: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, targets: (outputs, targets),
-    stop_if_aborted: Callable[[], None] = lambda: None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Condensed outputs and targets and the groups (N,) of all ``batches``, in evaluation mode, on the CPU."""
-    network.eval()
-    found = []
-    for batch in batches:
-        stop_if_aborted()
-        outputs, targets = condense(network(batch.inputs.to(device)).float(), batch.targets.to(device))
-        found.append((outputs.cpu(), targets.cpu(), batch.groups))
-    if not found:
-        return torch.empty(0), torch.empty(0), torch.empty(0)
-    return tuple(torch.cat(parts) for parts in zip(*found))
-
-
-def difference(network: nn.Module, received: StateDict) -> StateDict:
-    """D_k = w_k - w^t on the CPU for every floating-point entry; integer buffers stay at the site."""
+def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:
+    """D_k = w_k - w^t on the CPU for every shared floating-point entry; integer buffers and ``personal`` ones stay."""
     return {
         key: value.detach().cpu() - received[key].cpu()
         for key, value in network.state_dict().items()
-        if value.is_floating_point()
+        if value.is_floating_point() and key not in personal
     }
 
 
-def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    """A diverged model has no loss to tell of; its update is the gate's affair."""
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+def _without_seed(answers: Callable[[Instruction], Answer]) -> Callable[[Instruction, int], Answer]:
+    return lambda instruction, seed: answers(instruction)
 
 
 class _Clock:

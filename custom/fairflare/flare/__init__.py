@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only room that imports nvflare: Controller, Executor, Aggregator, Recipe and the simulator run."""
+"""FLARE's Controller, Executor, Aggregator, Recipe and simulator: the only room that imports nvflare."""

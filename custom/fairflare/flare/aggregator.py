@@ -4,22 +4,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 
-from fairflare import registry
-from fairflare.config import part
-from fairflare.contracts import Outline, Reply, Round, StateDict, Weights
-from fairflare.errors import RunFailed, UserError
-from fairflare.federation.gate import Gate
+from fairflare.build.method_parts import default_parts
+from fairflare.core import registry
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.schema import answer_fields, tensors_of
+from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights
+from fairflare.federation.checks import materialized
+from fairflare.federation.gate import Gate, steps_of
 from fairflare.federation.messages import Answer
+from fairflare.federation.norms import remembered
 from fairflare.flare.wire import answer_from_model
 from fairflare.rules.base import Rule, example_shares
+
+HOOKS = ("orders", "tensors_for", "anchor")
+"""What a rule sends beside the model, for which a stock recipe has no place."""
+UNASKED = frozenset(name for name, spec in answer_fields().items() if spec.kind == "count" and not spec.declared)
+"""What the schema measures and clients of a stock recipe need not report."""
 
 
 class FairAggregator(ModelAggregator):
@@ -30,8 +43,12 @@ class FairAggregator(ModelAggregator):
         FLModel(params=..., meta={"n_examples": 1200, "scalars": {"sharpness": 0.03}})
 
     Hand it to a recipe: ``FedAvgRecipe(..., aggregator=FairAggregator("fedism"), params_transfer_type="DIFF")``.
-    A site that the gate rejects is left out of the round and named in the server's log; weights stay on the server.
-    The rule's memory lives in this object: it does not outlast the job.
+    Both exchange formats of that recipe work, NumPy arrays (its default) and PyTorch tensors. The gate judges answers
+    against the model that FLARE sent for training. Of integer entries (BatchNorm's counter) differences mean nothing:
+    they are left out and stay as they are. When most sites answer with the same part of the model's entries (adapters
+    of a large model), that part is what everyone must answer with. A site that the gate rejects is left out of the
+    round and named in the server's log; weights stay on the server. The rule's memory lives in this object: it does
+    not outlast the job.
     """
 
     def __init__(
@@ -40,6 +57,7 @@ class FairAggregator(ModelAggregator):
         rounds: int = 1_000_000,
         min_sites: int = 1,
         settings: dict[str, Any] | None = None,
+        lr: float = 0.0,
     ) -> None:
         """
         Args:
@@ -47,28 +65,47 @@ class FairAggregator(ModelAggregator):
             rounds: T, for rules whose parameters change with t / T.
             min_sites: accepted sites that a round needs.
             settings: parameters of the rule that differ from the method's.
+            lr: the clients' local learning rate, for rules that use it; 0: not known.
 
         Raises:
             UserError: unknown method or parameter.
         """
         super().__init__()
-        self.method, self.rounds, self.min_sites, self.settings = method, rounds, min_sites, settings
+        self.method, self.rounds, self.min_sites, self.settings, self.lr = method, rounds, min_sites, settings, lr
         if min_sites < 1 or rounds < 1:
             raise UserError(f"min_sites and rounds: expected at least 1, got {min_sites} and {rounds}")
+        if not 0 <= lr < float("inf"):
+            raise UserError(f"lr: expected a finite number >= 0, got {lr}")
         entry = registry.get_method(method)
-        unknown = sorted(set(settings or {}) - set(registry.parameters(entry.rule)))
-        if unknown:
-            known = ", ".join(registry.parameters(entry.rule))
-            raise UserError(f"unknown key {unknown[0]!r} of rule {entry.rule.__name__}; known: {known}")
-        self._rule = part(entry.rule, dict(entry.settings) | (settings or {}))
-        if type(self._rule).orders is not Rule.orders or type(self._rule).anchor is not Rule.anchor:
-            raise UserError(f"{method} tells each site something of its own every round: use FairRecipe for it")
-        self._probes = tuple(part(registry.get_probe(id), entry.settings) for id in entry.probes)
+        known = registry.parameters(registry.get_rule(entry.rule))
+        given = {key.removeprefix("rule."): value for key, value in (settings or {}).items()}
+        given |= given.pop("rule", None) or {}  # FLARE's commands make {"rule": {"q": 1}} of {"rule.q": 1}
+        if unknown := sorted(set(given) - set(known)):
+            raise UserError(f"unknown key {unknown[0]!r} of rule {entry.rule}; known: {', '.join(known)}")
+        made = default_parts(entry, {f"rule.{key}": value for key, value in given.items()})
+        self._rule = made.rule
+        if (entry.selector, entry.server_optimizer) != ("all", "none"):
+            raise UserError(f"{method} selects sites or steps on the server by itself: use FairRecipe for it")
+        if any(getattr(type(self._rule), hook) is not getattr(Rule, hook) for hook in HOOKS) or self._rule.own_models:
+            raise UserError(f"{method} sends sites more than the model: use FairRecipe for it")
+        self._probes = made.probes
+        tensors = {spec.name for piece in (made.trainer, *self._probes) for spec in tensors_of(piece)}
+        if tensors.intersection(self._rule.wanted):
+            raise UserError(f"{method} needs tensors of the sites beside their updates: use FairRecipe for it")
         self._state: Any = {}
         self._answers: list[Answer] = []
         self._declared: dict[str, int] = {}
+        self._history: dict[str, dict[str, list[float]]] = {}
         self._round = 0
+        self._sent: dict[str, Any] = {}
         self.weights: Weights = {}
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Keep hold of the model that goes out for training: FLARE hands an aggregator the results alone."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.BEFORE_TRAIN_TASK:
+            task = from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE))
+            self._sent = task.data if task.data_kind == DataKind.WEIGHTS and task.data else {}
 
     def reset_stats(self) -> None:
         """Start a round."""
@@ -76,27 +113,47 @@ class FairAggregator(ModelAggregator):
 
     def accept_model(self, model: FLModel) -> None:
         """Take one client's result; the gate looks at it when the round is complete."""
-        answer = answer_from_model(model)
-        self._answers.append(_floating(answer, self._round + 1))
+        self._answers.append(answer_from_model(model))
 
     def aggregate_model(self) -> FLModel:
-        """The weighted difference of the accepted clients; raises RunFailed when there are too few."""
+        """The weighted difference of the accepted clients, in the kind of arrays of the model that FLARE sent.
+
+        Raises:
+            RunFailed: fewer accepted clients than ``min_sites``, or no form of the updates has a majority.
+        """
         self._round += 1
-        model = _template(self._answers)
+        answers = [_tagged(answer, self._round, self._sent) for answer in self._answers]
+        model = _expected(answers, self._sent)
+        replies = self._accepted(answers, model)
+        zeros = {key: torch.zeros_like(value) for key, value in model.items()}
+        self._declared = {r.site: r.n_examples for r in replies} | self._declared
+        outcome = self._rule.aggregate(zeros, replies, self._state, self._info(replies))
+        self._state, self.weights = outcome.state, outcome.weights
+        self.info(f"round {self._round} weights: {self.weights}")
+        difference = {key: _kept_above_zero(key, value, model[key]) for key, value in outcome.model.items()}
+        like = self._sent or next(answer.update for answer in answers if answer.site == replies[0].site)
+        return FLModel(
+            params={key: _of_kind(like[key], value) for key, value in difference.items()},
+            params_type=ParamsType.DIFF,
+            metrics=_mean_metrics(replies),
+            meta={},
+        )
+
+    def _info(self, replies: Sequence[Reply]) -> Info:
+        """The round as the rule sees it; ``steps`` are known of the clients that report them."""
+        round = Round(min(self._round, self.rounds), self.rounds)
+        return Info(round, self.lr, steps_of(replies), known_sites=len(self._declared))
+
+    def _accepted(self, answers: list[Answer], model: StateDict) -> list[Reply]:
         scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model)))
-        gate = Gate(trainable=_trainable(model), scalars=scalars, wanted=self._rule.wanted)
-        verdict = gate.inspect(self._answers, model, self._round, self._declared)
-        replies = verdict.replies
+        gate = Gate(_trainable(model), scalars, self._rule.wanted, lenient=UNASKED)
+        verdict = gate.inspect(answers, model, self._round, self._declared, self._history)
         for rejected in verdict.rejections:
             self.warning(f"{rejected.site} left out: {rejected.code} ({rejected.detail})")
-        if len(replies) < self.min_sites:
-            raise RunFailed(f"round {self._round}: {len(replies)} accepted sites, {self.min_sites} needed")
-        round = Round(min(self._round, self.rounds), self.rounds)
-        outcome = self._rule.aggregate(model, replies, self._state, round)
-        self._state, self.weights = outcome.state, outcome.weights
-        self._declared = {r.site: r.n_examples for r in replies} | self._declared
-        self.info(f"round {self._round} weights: {self.weights}")
-        return FLModel(params=outcome.model, params_type=ParamsType.DIFF, metrics=_mean_metrics(replies), meta={})
+        if len(verdict.replies) < self.min_sites:
+            raise RunFailed(f"round {self._round}: {len(verdict.replies)} accepted sites, {self.min_sites} needed")
+        self._history = remembered(self._history, verdict.norms)
+        return verdict.replies
 
 
 def _trainable(model: StateDict) -> frozenset[str]:
@@ -104,16 +161,36 @@ def _trainable(model: StateDict) -> frozenset[str]:
     return frozenset(key for key in model if not key.endswith(("running_mean", "running_var")))
 
 
-def _floating(answer: Answer, round: int) -> Answer:
-    """The answer without integer buffers, whose differences mean nothing, tagged with the round that FLARE is in."""
+def _tagged(answer: Answer, round: int, sent: Mapping[str, Any]) -> Answer:
+    """The answer without integer entries, with arrays in place of NumPy's scalars, tagged with FLARE's round."""
     update = answer.update
-    if isinstance(update, dict):
-        update = {k: v for k, v in update.items() if not _is_integer(v)}
-    return Answer(answer.site, round, update, answer.update_kind, answer.n_examples, answer.scalars, answer.metrics)
+    if isinstance(update, Mapping):
+        arrays = {key: _array(value) for key, value in update.items()}
+        update = {key: value for key, value in arrays.items() if _is_floating(sent.get(key, value))}
+    return replace(answer, round=round, update=update)
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+def _array(value: Any) -> Any:
+    """NumPy makes the difference of two arrays without dimensions a scalar."""
+    value = materialized(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _is_floating(value: Any) -> bool:
+    """Whether an entry takes part; the gate refuses what is no array at all."""
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "iub"
+
+
+def _kept_above_zero(key: str, difference: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The gate lets a variance fall to -1e-6, for rounding's sake; the model's stays at zero."""
+    return torch.maximum(difference, -model) if key.endswith("running_var") else difference
+
+
+def _of_kind(like: Any, value: torch.Tensor) -> Any:
+    """What FLARE can add to ``like``: a NumPy array, or a tensor on the same device."""
+    return value.to(like.device) if isinstance(like, torch.Tensor) else value.numpy()
 
 
 def _mean_metrics(replies: Sequence[Reply]) -> dict[str, float] | None:
@@ -123,19 +200,38 @@ def _mean_metrics(replies: Sequence[Reply]) -> dict[str, float] | None:
     return {name: sum(examples[r.site] * r.metrics[name] for r in replies) for name in sorted(names)} or None
 
 
-def _template(answers: list[Answer]) -> StateDict:
-    """Zeros with the keys and shapes that most answers have: a stock recipe does not tell the aggregator its model."""
+def _expected(answers: list[Answer], sent: Mapping[str, Any]) -> StateDict:
+    """The floating-point entries that answers must have, with their values in the model that was sent.
+
+    Where FLARE did not tell which model it sent, the keys and shapes that most answers have, of unknown value: zero,
+    and a variance so large that no difference makes it negative.
+
+    Raises:
+        RunFailed: the model is not known, and no form of the answers has a majority.
+    """
     signatures = Counter(filter(None, map(_signature, answers)))
+    if sent:
+        model = {key: torch.as_tensor(_array(value)) for key, value in sent.items() if _is_floating(value)}
+        names = Counter(frozenset(entry[0] for entry in form).intersection(model) for form in signatures.elements())
+        part, votes = names.most_common(1)[0] if names else (frozenset(), 0)
+        return {key: value for key, value in model.items() if 2 * votes <= len(answers) or not part or key in part}
     if not signatures:
         return {}
     (first, votes), *others = signatures.most_common(2)
     if others and others[0][1] == votes:
         raise RunFailed("the clients' updates differ in keys or shapes, and no form of them has a majority")
-    return {key: torch.zeros(shape) for key, shape in first}
+    return {
+        key: torch.full(shape, torch.finfo(dtype).max / 4 if key.endswith("running_var") else 0.0, dtype=dtype)
+        for key, shape, dtype in first
+    }
 
 
-def _signature(answer: Answer) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+def _signature(answer: Answer) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...] | None:
     update = answer.update
     if not isinstance(update, dict) or not all(isinstance(v, (torch.Tensor, np.ndarray)) for v in update.values()):
         return None
-    return tuple(sorted((str(k), tuple(v.shape)) for k, v in update.items()))
+    try:
+        entries = [(str(key), tuple(value.shape), torch.as_tensor(value).dtype) for key, value in update.items()]
+    except (TypeError, ValueError):  # arrays of text or objects: the gate refuses them
+        return None
+    return tuple(sorted(entries, key=lambda entry: entry[0]))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,23 +15,50 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fairflare.assembly import build_federation, build_parts
-from fairflare.config import RunConfig
-from fairflare.errors import RunFailed
-from fairflare.federation.loop import AUDIT
+from fairflare.build.assembly import build_federation, build_parts
+from fairflare.build.config import RunConfig
+from fairflare.core.errors import RunFailed
+from fairflare.core.processes import end_with_command
+from fairflare.core.schema import instruction_fields
+from fairflare.core.validation import expected
+from fairflare.core.versions import PACKAGE, all_versions
+from fairflare.federation.files import AUDIT
+from fairflare.federation.loop import Observer
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.flare.credentials import server_credentials
-from fairflare.flare.places import federation_id, hand_over, is_named, server_folder, vouch_for_code
+from fairflare.flare.places import (
+    claimed,
+    federation_id,
+    hand_over,
+    is_named,
+    job_config,
+    refuse_foreign,
+    server_folder,
+    sign,
+    vouch_for_code,
+)
+from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
-from fairflare.privacy.schemes import NONE
+from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
-from fairflare.versions import PACKAGE, all_versions
 
-KNOCK = "preflight"
-KNOCK_STANDS = 5
-"""Checks of FLARE's tasks: a little longer than a site waits between two questions, so that it meets a knock."""
+ENVS = ("flare", "sim")
+"""Where a job may say that it runs."""
+INVITATION = "preflight"
+INVITATION_STANDS = 5
+"""Checks of FLARE's tasks, a little longer than a site waits between two questions: an absent site meets the task."""
+
+
+class Began:
+    """Whether this job has written a line of the audit log: the loop takes the folder for its run's."""
+
+    yes = False
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """Any entry will do."""
+        self.yes = True
 
 
 class FairController(ModelController):
@@ -62,31 +88,42 @@ class FairController(ModelController):
         self.task_check_period = task_check_period
         self.env = env
         self._inbox: list[Answer] = []
+        self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
+        end_with_command()
+        period = self.task_check_period
+        expected("task_check_period", type(period) in (int, float) and 0.001 <= period <= 60, "0.001..60", period)
+        expected("env", self.env in ENVS, f"one of {', '.join(ENVS)}", self.env)
         vouch_for_code(self.fl_ctx)
-        config = RunConfig.from_json(self.config)
+        config = job_config(self.config, self.fl_ctx)
+        self._task_timeout = config.task_timeout
         federation = federation_id(config.federation, self.fl_ctx)
         folder = server_folder(federation, self.fl_ctx)
-        if config.federation and not (folder / AUDIT).is_file():
-            raise RunFailed(f"federation {federation}: this server has no state of it to continue")
-        if not config.federation and not is_named():
-            shutil.rmtree(folder, ignore_errors=True)  # the simulator gives all its jobs one id
-        folder.mkdir(parents=True, exist_ok=True)
+        if config.federation:
+            refuse_foreign(federation, config.sha256(), self.fl_ctx)
+        # The simulator gives all its jobs one id.
+        with claimed(folder, federation, fresh=not config.federation and not is_named()):
+            sign(folder, self.fl_ctx)
+            self._run_in(folder, config, federation)
+
+    def _run_in(self, folder: Path, config: RunConfig, federation: str) -> None:
         self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
-        told = all_versions()
-        self.info(f"fairflare {told['fairflare']}, {PACKAGE} {told[PACKAGE]}")
+        here = all_versions()
+        self.info(f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
         parts = build_parts(config)
-        board = TensorBoard(folder)
+        board, began = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), Began()
         try:
-            own = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
-            build_federation(config, parts, self, folder, self.env, [board, RunLog(folder)], own).run(parts.model)
+            keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
+            observers: list[Observer] = [began, board, RunLog(folder), Tracking(self.engine, config.method)]
+            build_federation(config, parts, self, folder, self.env, observers, keys).run(parts.model)
         finally:
             board.close()
-            if (folder / AUDIT).is_file():
+            own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
+            if own and (folder / AUDIT).is_file():
                 write_report(folder)
-            if not is_named():
+            if own and not is_named():
                 hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
@@ -96,34 +133,34 @@ class FairController(ModelController):
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.
 
-        A knock beside other tasks is not waited for; what comes later is dropped by FLARE with its task.
+        A preflight of absent sites beside other tasks is not waited for; FLARE drops later answers with the task.
         """
         self._inbox = []
-        awaited = {site for site, one in instructions.items() if one.task != KNOCK}
-        knocking = 0 < len(awaited) < len(instructions)
+        awaited = {site for site, one in instructions.items() if one.task != INVITATION}
+        inviting = 0 < len(awaited) < len(instructions)
         for instruction, targets in _groups(instructions):
             self.broadcast_model(
                 data=instruction_to_model(instruction),
                 task_name=instruction.task,
                 targets=targets,
-                timeout=int(self.config["task_timeout"]),
+                timeout=self._task_timeout,
                 blocking=False,
                 callback=self._receive,
             )
         checks = 0
-        while self.get_num_standing_tasks() and not (knocking and checks >= KNOCK_STANDS and self._heard(awaited)):
+        while self.get_num_standing_tasks() and not (inviting and checks >= INVITATION_STANDS and self._heard(awaited)):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
             checks += 1
-        if knocking:
-            self._end_knocks()
+        if inviting:
+            self._end_invitations()
         yield from self._inbox
 
     def _heard(self, awaited: set[str]) -> bool:
         return awaited <= {answer.site for answer in self._inbox}
 
-    def _end_knocks(self) -> None:
+    def _end_invitations(self) -> None:
         """Nothing of this exchange stands when the next one begins."""
         self.cancel_all_tasks()
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
@@ -145,15 +182,29 @@ class FairController(ModelController):
 
 
 def _groups(instructions: Mapping[str, Instruction]) -> Iterator[tuple[Instruction, list[str]]]:
-    """Sites that are told the same share one broadcast; FLARE cannot give one task's targets different data."""
+    """Sites that are sent the same share one broadcast; FLARE cannot give one task's targets different data."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in sorted(instructions):
         one = instructions[site]
-        same = (one.task, one.round, id(one.model), tuple(sorted(one.orders.items())))
-        told = (*same, id(one.sealed) if one.sealed else None)
-        groups.setdefault(told, []).append(site)
+        groups.setdefault(_contents(one), []).append(site)
     for sites in groups.values():
         yield instructions[sites[0]], sites
+
+
+def _contents(instruction: Instruction) -> tuple[Any, ...]:
+    """Equal for instructions that hold the same: numbers by value, tensors and the rest by identity."""
+    found: list[Any] = []
+    for name, spec in instruction_fields().items():
+        value = getattr(instruction, name)
+        if spec.kind in ("task", "round"):
+            found.append(value)
+        elif spec.kind == "orders":
+            found.append(tuple(sorted(value.items())))
+        elif spec.kind == "tensors":
+            found.append(tuple(sorted((key, id(tensor)) for key, tensor in value.items())))
+        else:
+            found.append(id(value) if value or spec.kind == "model" else None)
+    return tuple(found)
 
 
 def _name(client: Client | str) -> str:

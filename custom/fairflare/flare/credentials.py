@@ -19,10 +19,10 @@ from nvflare.lighter.utils import (
 )
 from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 from fairflare.flare.places import RUN_FOLDER
-from fairflare.privacy.schemes import Credentials
-from fairflare.privacy.sums import Identity, NoIdentity, Sealed
+from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed
+from fairflare.privacy.secure_sum.schemes import Credentials
 
 ROOT, CERTIFICATE, KEY = "rootCA.pem", "client.crt", "client.key"
 CLIENT, SERVER = "fed_client.json", "fed_server.json"
@@ -99,7 +99,7 @@ def _server_names(kit: Path) -> set[str]:
 
 def make_contexts(folder: Path) -> None:
     """New contexts for a simulated run in ``folder``."""
-    from fairflare.privacy.ckks import new_contexts
+    from fairflare.privacy.secure_sum.ckks import new_contexts
 
     (folder / HE).mkdir(exist_ok=True)
     for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), new_contexts(), strict=True):

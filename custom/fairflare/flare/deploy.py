@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from nvflare.fuel.flare_api.api_spec import (
     SessionClosed,
 )
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.recipe import PotentialSecretWarning
 from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
-from fairflare.assembly import site_names
-from fairflare.config import RunConfig
-from fairflare.errors import RunFailed, UserError
-from fairflare.federation.loop import AUDIT, CHECKPOINT
+from fairflare.build.assembly import site_names
+from fairflare.build.config import RunConfig
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.federation.files import AUDIT, CHECKPOINT
 from fairflare.flare.places import RESULT
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.simulate import LOG
@@ -79,7 +81,7 @@ def run_deployed(
         kit: startup kit of the user who submits.
         timeout: seconds until the job must be over.
         preinstalled: the job brings no code, see ``FairRecipe``.
-        watch: told in words whenever the job's status changes.
+        watch: called with a sentence whenever the job's status changes.
 
     Raises:
         UserError: no such kit, no such sites, or the server refuses user or job.
@@ -227,12 +229,12 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
 
 def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
     """The job's meta once it is over."""
-    status, told, began = "", [], server.began()
+    status, seen, began = "", [], server.began()
     while True:
         meta = server.meta(job)
         for text in _waits(meta) + _refusals(meta):
-            if text not in told:
-                told.append(text)
+            if text not in seen:
+                seen.append(text)
                 watch(f"job {job}: {text}")
         if meta.get("status") != status:
             status = str(meta.get("status"))
@@ -258,9 +260,9 @@ def _fetch(server: _Server, job: str, scratch: Path, folder: Path) -> None:
 
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
-    told = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
-    told = told or "".join(_waits(meta)[-1:]) or "no reason given"
-    return f"{meta.get('status')}: {told}" + (f"; {ABORTED}" if told.endswith("the job was aborted") else "")
+    reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
+    reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
+    return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
 
 def _again(federation: str) -> str:
@@ -316,6 +318,7 @@ def _no_logs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """FLARE prints to stdout, which is the result's place."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PotentialSecretWarning)
         yield

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -15,18 +16,19 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.assembly import allowed, build_parts
-from fairflare.config import RunConfig
-from fairflare.flare.places import vouch_for_code
-from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VERSION
+from fairflare.build.assembly import allowed, build_parts
+from fairflare.flare import wire
+from fairflare.flare.places import job_config, vouch_for_code
+from fairflare.flare.tracking import tell_receivers_here
+from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VALIDATE, VERSION, answer_from_model, by_split
 from fairflare.privacy.egress import Egress, EgressRefused
 
-META = frozenset({"fairflare", "round", "n_examples", "scalars", "seconds", "sealed", MetaKey.INITIAL_METRICS})
+META = wire.META | {"fairflare", MetaKey.INITIAL_METRICS}
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
 OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_privacy_accountant"})
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
 MASK = "fairflare_mask"
-"""Property of a task's context: what masks an update in a run with secure sums."""
+"""Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
 """An error's name: nothing that could be a path or carry a message."""
 
@@ -54,7 +56,7 @@ class EgressFilter(DXOFilter):
         try:
             dxo = from_shareable(shareable)
             self.process_dxo(dxo, shareable, fl_ctx)
-            return self._rebuilt(self._masked(dxo, fl_ctx), shareable)
+            return self._rebuilt(self._masked(dxo, shareable, fl_ctx), shareable)
         except EgressRefused as refusal:
             return self._refused(str(refusal), fl_ctx)
         except Exception as error:  # whatever cannot be checked does not leave
@@ -77,27 +79,31 @@ class EgressFilter(DXOFilter):
     def _check(self, task: str, model: FLModel, fl_ctx: FLContext) -> None:
         if self._egress is None:
             vouch_for_code(fl_ctx)
-            config = RunConfig.from_json(self.config)
+            config = job_config(self.config, fl_ctx)
             self._egress = allowed(build_parts(config, at_site=True), config.secure_sum)
-        metrics = model.metrics or {}
-        self._egress.check(
-            task,
-            update=model.params,
-            n_examples=model.meta.get("n_examples"),
-            scalars=model.meta.get("scalars", {}),
-            metrics={} if metrics == ANSWERED else metrics,
-            seconds=model.meta.get("seconds", {}),
-            sealed=model.meta.get("sealed", {}),
+        metrics = {} if model.metrics == ANSWERED else model.metrics or {}
+        found = dataclasses.replace(
+            answer_from_model(model, site=""),
+            update_kind="diff",  # or no weights, see ``process_dxo``
+            metrics=by_split(metrics) if task == VALIDATE else metrics,
         )
+        self._egress.check("evaluate" if task == VALIDATE else task, found)
+        if task == self._egress.task_with_update and fl_ctx.get_engine() is not None:
+            tell_receivers_here(self, metrics, model.meta["round"], fl_ctx)
 
-    def _masked(self, dxo: DXO, fl_ctx: FLContext) -> DXO:
+    def _masked(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """With secure sums an update leaves masked or not at all."""
+        assert self._egress is not None  # _check has made it
         if not self._egress.sealed or str(fl_ctx.get_prop(FLContextKey.TASK_NAME)) != self._egress.task_with_update:
             return dxo
         mask = fl_ctx.get_prop(MASK)
         if mask is None:
             raise EgressRefused("an update that nobody masked")
-        return DXO(dxo.data_kind, mask(dxo.data), dxo.meta)
+        final = mask(answer_from_model(FLModelUtils.from_shareable(shareable), site=""))
+        if final.error:
+            raise EgressRefused(final.error)
+        self._egress.check_final(final)
+        return DXO(dxo.data_kind, final.update, dxo.meta)
 
     def _rebuilt(self, dxo: DXO, shareable: Shareable) -> Shareable:
         """A result that holds the checked data and FLARE's own bookkeeping, and nothing that came along beside them."""

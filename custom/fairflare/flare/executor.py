@@ -3,34 +3,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import traceback
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.assembly import build_parts, build_site
-from fairflare.config import RunConfig
-from fairflare.errors import DataError
+from fairflare.build.assembly import build_parts, build_site
+from fairflare.core.errors import DataError
+from fairflare.core.processes import end_with_command
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.seeds import forget_seeds
+from fairflare.core.versions import PACKAGE, all_versions
+from fairflare.federation.memory import claimed
 from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
-from fairflare.flare.places import federation_id, memory_file, vouch_for_code
-from fairflare.flare.wire import ERROR_HEADER, answer_to_shareable, instruction_from_shareable
-from fairflare.privacy.schemes import NONE
-from fairflare.seeds import forget_seeds
-from fairflare.versions import PACKAGE, all_versions
+from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
+from fairflare.flare.wire import (
+    ERROR_HEADER,
+    VALIDATE,
+    answer_to_shareable,
+    instruction_from_shareable,
+    validation_answer,
+    validation_from_shareable,
+)
+from fairflare.privacy.secure_sum.schemes import NONE
 
 LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
 """Files of the site's own, in the job's folder there."""
-TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate"]
+TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", VALIDATE]
+"""FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 
 
 class Aborted(Exception):
@@ -48,6 +63,12 @@ class FairExecutor(Executor):
         super().__init__()
         self.config = config
         self._site: Site | None = None
+        self._claim = contextlib.ExitStack()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Give the site's memory free for the next job when this one ends."""
+        if event_type == EventType.END_RUN:
+            self._claim.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do one task. Only an error's type leaves the site: its text may hold a path or a patient's id."""
@@ -56,13 +77,12 @@ class FairExecutor(Executor):
         try:
             site = self._ready(fl_ctx)
             site.stop_if_aborted = lambda: _raise_if(abort_signal)
-            answer = site.handle(instruction_from_shareable(task_name, shareable))
-            if site.sums is not None:
-                # The site's own filters see the update first; the job's filter, the last one, masks it.
-                fl_ctx.set_prop(MASK, site.sums.mask, private=True, sticky=False)
+            foreign = task_name == VALIDATE
+            read = validation_from_shareable if foreign else partial(instruction_from_shareable, task_name)
+            answer = self._answer(site, read(shareable), fl_ctx)
             if answer.error:
                 return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
-            return answer_to_shareable(answer)
+            return answer_to_shareable(validation_answer(answer) if foreign else answer)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
@@ -73,6 +93,17 @@ class FairExecutor(Executor):
             # work has seeded with what the server knows.
             forget_seeds()
 
+    def _answer(self, site: Site, instruction: Instruction, fl_ctx: FLContext) -> Answer:
+        """The site's answer; an update to be masked leaves it with what masks it, and for no other filter but ours.
+
+        The site's own filters see the update first; the job's filter, the last one, masks it and lets no other pass.
+        """
+        answer = site.prepare(instruction)
+        if not site.aggregation.masks(answer):
+            return site.finish(instruction, answer)
+        fl_ctx.set_prop(MASK, partial(site.finish, instruction), private=True, sticky=False)
+        return answer
+
     def _log_here(self, task_name: str, error: Exception, fl_ctx: FLContext) -> None:
         """Put the traceback into a file of the site's own: FLARE's sites may stream their error log to the server."""
         folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".")
@@ -82,13 +113,17 @@ class FairExecutor(Executor):
 
     def _ready(self, fl_ctx: FLContext) -> Site:
         if self._site is None:
+            end_with_command()
             vouch_for_code(fl_ctx)
-            config = RunConfig.from_json(self.config)
-            told = all_versions()
-            self.log_info(fl_ctx, f"fairflare {told['fairflare']}, {PACKAGE} {told[PACKAGE]}")
+            config = job_config(self.config, fl_ctx)
+            here = all_versions()
+            self.log_info(fl_ctx, f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
             if config.secure_sum != NONE and not _is_masked(fl_ctx):
                 raise DataError("secure_sum", "the job's configuration has no filter that masks updates")
-            memory = memory_file(federation_id(config.federation, fl_ctx), fl_ctx)
+            config = dataclasses.replace(config, federation=federation_id(config.federation, fl_ctx))
+            memory = memory_file(config.federation, config.sha256(), fl_ctx)
+            self._claim.close()  # of an attempt before that failed
+            self._claim.enter_context(claimed(memory))
             parts = build_parts(config, at_site=True)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
@@ -112,9 +147,15 @@ def _is_masked(fl_ctx: FLContext) -> bool:
     if not app:  # outside a job nothing leaves
         return True
     chains = json.loads(file.read_text()).get("task_result_filters", []) if file.is_file() else []
+    chains = [chain for chain in chains if "weigh" in chain["tasks"] and _is_out(chain)]
     own = f"{EgressFilter.__module__}.{EgressFilter.__qualname__}"
-    last = [chain["filters"][-1].get("path") for chain in chains if "weigh" in chain["tasks"] and chain["filters"]]
-    return last == [own]
+    return len(chains) == 1 and bool(chains[0]["filters"]) and chains[0]["filters"][-1].get("path") == own
+
+
+def _is_out(chain: Mapping[str, Any]) -> bool:
+    """Whether FLARE applies a chain of result filters at a site, where "out" is the default and case is ignored."""
+    direction = chain.get("direction")
+    return direction is None or str(direction).lower() in ("out", "inout")
 
 
 def _append(path: Path, line: str) -> None:

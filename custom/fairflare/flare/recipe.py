@@ -5,24 +5,33 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import nvflare.recipe.spec  # noqa: F401  (takes --export from the command line before the script's own parser sees it)
+from nvflare.apis.filter import Filter
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
+from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
+from nvflare.app_common.workflows.cross_site_model_eval import CrossSiteModelEval
+from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
+from nvflare.job_config.fed_app_config import ClientAppConfig
 from nvflare.recipe.spec import Recipe
 
-import fairflare
-from fairflare import registry, user_code
-from fairflare.assembly import site_names, without_folders, without_weights
-from fairflare.config import RunConfig
-from fairflare.errors import UserError
+from fairflare.build.assembly import site_names, without_folders, without_weights
+from fairflare.build.config import RunConfig
+from fairflare.core import registry, user_code
+from fairflare.core.errors import UserError
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
+from fairflare.flare.persistor import FairPersistor
+from fairflare.flare.staging import CACHES, PACKAGE, stage_package
 
-PACKAGE = "fairflare"
-CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
+PERSISTOR = "persistor"
 SHORT = 0.02
 """Seconds between polls in the simulator, where FLARE's defaults (2 s, 0.5 s) would be most of the run."""
 
@@ -30,10 +39,16 @@ SHORT = 0.02
 class FairRecipe(Recipe):
     """One federation as a FLARE job that carries this package.
 
+    FLARE's helpers for recipes work on it, but all sites run the same app, and no site's own model leaves it:
+    cross-site evaluation asks every site for the metrics of the final model.
+
     Example:
         >>> recipe = FairRecipe(make_config("fedism-plus", "ich-phantom:small"))  # doctest: +SKIP
         >>> recipe.execute(SimEnv(clients=recipe.sites))                          # doctest: +SKIP
     """
+
+    framework = FrameworkType.PYTORCH
+    """FLARE's evaluation helpers ask."""
 
     def __init__(
         self,
@@ -66,11 +81,78 @@ class FairRecipe(Recipe):
         """Names of the task's sites, as ``SimEnv(clients=...)`` takes them."""
         return site_names(self.config)
 
+    @property
+    def _client_config(self) -> ClientAppConfig:
+        return self._job._deploy_map[ALL_SITES].app_config
+
+    def add_client_output_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """Add a filter for results, of all tasks by default; it runs before the egress filter, which has the last word.
+
+        Raises:
+            UserError: an unknown task, or ``clients``.
+        """
+        config = self._client_config
+        config.task_result_filters[:] = [
+            ({task}, list(filters)) for chain, filters in config.task_result_filters for task in chain
+        ]
+        for task in _named(tasks):
+            super().add_client_output_filter(filter, [task], clients)
+
+    def add_client_input_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """Add a filter for what the server sends, of all tasks by default; raises UserError as above."""
+        for task in _named(tasks):
+            super().add_client_input_filter(filter, [task], clients)
+
+    def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """Add a filter at the server for what it sends, of all tasks by default; raises UserError as above."""
+        for task in _named(tasks):
+            super().add_server_output_filter(filter, [task])
+
+    def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """Add a filter at the server for results, of all tasks by default; raises UserError as above."""
+        for task in _named(tasks):
+            super().add_server_input_filter(filter, [task])
+
+    def add_cse_validator_if_needed(self) -> None:
+        """FLARE's ``add_cross_site_evaluation`` calls this last: no site is asked for its own model."""
+        for controller in _evaluations(self._job):
+            controller._submit_model_task_name = ""
+        warnings.warn(
+            "cross-site evaluation of a FairRecipe: sites evaluate the final model; no site's own leaves it",
+            stacklevel=3,
+        )
+
+    def _add_to_client_apps(self, obj: Any, clients: list[str] | None = None, **options: Any) -> None:
+        if clients is not None:
+            raise UserError(f"clients={clients}: all sites of a FairRecipe run the same app; see its site file")
+        super()._add_to_client_apps(obj, **options)
+
+    def _apply_per_site_config(self, config: dict[str, dict]) -> None:
+        raise UserError("per-site config: all sites of a FairRecipe run the same app; a site's own is in its site file")
+
     def finalize(self) -> None:
-        """Put a clean copy of the package into the job, and the user's own files, unless the sites have them."""
+        """Put the package, as far as the task needs it, and the user's own files into the job, unless sites have them.
+
+        Raises:
+            UserError: a filter is registered for a task that there is not; FLARE would never run it.
+        """
+        for app in self._job._deploy_map.values():
+            for chain in app.app_config.task_data_filters + app.app_config.task_result_filters:
+                _named(chain[0])
+        chains = self._client_config.task_result_filters
+        chains[:] = _egress_last(chains)
+        if _evaluations(self._job) and PERSISTOR not in self._job._deploy_map[SERVER_SITE_NAME].app_config.components:
+            # A server has to allow it in jobs without code: only those that need it name it.
+            federation = self.config.federation
+            persistor = FairPersistor(federation, self.config.sha256() if federation else "")
+            self._job.to_server(persistor, id=PERSISTOR)
         if self._staging is None and not self.preinstalled:
             self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
-            package = stage_package(Path(self._staging.name))
+            package = stage_package(Path(self._staging.name), self.config.task)
             self._job.add_file_to_server(str(package), dest_dir=PACKAGE)
             self._job.add_file_to_clients(str(package), dest_dir=PACKAGE)
             for path in user_code.code_files():
@@ -86,16 +168,33 @@ def job_name(config: RunConfig) -> str:
     return f"{config.method}_{config.task}".replace("-", "_")
 
 
-def stage_package(folder: Path) -> Path:
-    """A copy of this package without caches, plugins among its rules; FLARE would ship links as empty folders."""
-    target = folder / PACKAGE
-    source = Path(fairflare.__file__).parent
-    shutil.copytree(source, target, ignore=CACHES)
-    for plugin in registry.plugin_files():
-        if (target / "rules" / plugin.name).exists():
-            raise UserError(f"plugin {plugin.name}: the package has a rule file of that name; rename the plugin")
-        shutil.copy(plugin, target / "rules" / plugin.name)
-    return target
+def _named(tasks: Iterable[str] | None) -> list[str]:
+    """The tasks, all of them when None. FLARE finds filters by a task's exact name: one for "*" would never run."""
+    chosen = TASKS if tasks is None else sorted(tasks)
+    for task in chosen:
+        if task not in TASKS:
+            raise UserError(f"filter for task {task!r}: no such task; known: {', '.join(TASKS)}")
+    return list(chosen)
+
+
+def _egress_last(chains: list[tuple[set[str], list[Filter]]]) -> list[tuple[set[str], list[Filter]]]:
+    """The filters of each task in their order, the egress filter last; tasks that share all share a chain."""
+    egress = next(one for _, filters in chains for one in filters if isinstance(one, EgressFilter))
+    own: dict[str, list[Filter]] = {task: [] for task in TASKS}
+    for tasks, filters in chains:
+        for task in tasks:
+            own[task] += [one for one in filters if one is not egress]
+    groups: dict[tuple[int, ...], tuple[set[str], list[Filter]]] = {}
+    for task in TASKS:
+        chain = [*own[task], egress]
+        groups.setdefault(tuple(map(id, chain)), (set(), chain))[0].add(task)
+    return list(groups.values())
+
+
+def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
+    """FLARE's evaluation workflows in the job."""
+    workflows = [one.controller for one in job._deploy_map[SERVER_SITE_NAME].app_config.workflows]
+    return [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]
 
 
 def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
@@ -108,9 +207,13 @@ def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.
     controller._always_serialize_args = ["task_check_period", "env"]
     job.to_server(controller)
+    job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
+    job.to_server(MetricsArtifactWriter(), id="metrics_artifact_writer")
     for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=TASKS)
-    job.to_clients(EgressFilter(for_sites), tasks=TASKS, filter_type=FilterType.TASK_RESULT)
+    egress = EgressFilter(for_sites)
+    for task in TASKS:  # FLARE's sets of tasks are equal or disjoint, and a user's filter may be for one task alone
+        job.to_clients(egress, tasks=[task], filter_type=FilterType.TASK_RESULT)
     if simulation:
         job.to_server({"server": {"task_request_interval": SHORT}})
         job.to_clients({"default_task_fetch_interval": SHORT})

@@ -17,18 +17,19 @@ from pathlib import Path
 
 import psutil
 
-from fairflare import registry, user_code
+from fairflare.build.config import RunConfig
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.config import RunConfig
-from fairflare.errors import RunFailed
-from fairflare.federation.loop import AUDIT
-from fairflare.flare.credentials import HE, make_contexts
+from fairflare.clinic.site_config import VARIABLE as SITE_CONFIG
+from fairflare.core import registry, user_code
+from fairflare.core.errors import RunFailed
+from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
+from fairflare.datasets.simulated import cache
+from fairflare.federation.files import AUDIT
+from fairflare.federation.state import remove_files
+from fairflare.flare.credentials import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
 from fairflare.flare.executor import LOCAL_FINDINGS
-from fairflare.flare.places import RUN_FOLDER
-from fairflare.site_config import VARIABLE as SITE_CONFIG
 
 LOG = "flare_log.txt"
-GRACE = 10.0
 
 
 def run_simulator(
@@ -52,8 +53,9 @@ def run_simulator(
     """
     if config.secure_sum == "ckks":
         make_contexts(folder)
-    with tempfile.TemporaryDirectory(prefix="fairflare_sim_") as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
         workspace = Path(scratch)
+        (workspace / OWNER).write_text(os.path.abspath(folder), encoding="utf-8")
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
         with (folder / LOG).open("ab") as log:
             command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or len(sites))]
@@ -63,9 +65,10 @@ def run_simulator(
             try:
                 _wait(child, folder, watch)
             finally:
-                stop(child.pid, workspace)
+                stop(_family(child.pid, str(workspace)))
                 _fetch(workspace, folder)
-                shutil.rmtree(folder / HE, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_files(folder / HE, (SITE_CONTEXT, SERVER_CONTEXT).__contains__)
     if not (folder / AUDIT).is_file():
         raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
 
@@ -73,9 +76,13 @@ def run_simulator(
 def _environment(folder: Path) -> dict[str, str]:
     """This process's environment with absolute folders, for FLARE's processes run somewhere else."""
     folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER, SITE_CONFIG) if os.environ.get(name)}
+    if cache.folder():
+        folders[cache.CACHE] = str(cache.folder())
     plugins = [os.path.abspath(path) for path in registry.plugin_files()]
     named = {registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {}
-    return {**os.environ, **folders, **named, RUN_FOLDER: os.path.abspath(folder)}
+    # Without the working directory on the path: a file of the user's there would hide the one that the job carries.
+    here = {RUN_FOLDER: os.path.abspath(folder), COMMAND: this_command(), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **folders, **named, **here}
 
 
 def _fetch(workspace: Path, folder: Path) -> None:
@@ -98,20 +105,8 @@ def _wait(child: subprocess.Popen, folder: Path, watch: Callable[[Path], None]) 
         time.sleep(0.5)
 
 
-def stop(pid: int, workspace: Path) -> None:
-    """End the process, its descendants and whatever else runs for ``workspace`` (FLARE's children leave the group)."""
-    family = _family(pid, str(workspace))
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(family, timeout=GRACE)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=GRACE)
-
-
 def _family(pid: int, workspace: str) -> list[psutil.Process]:
+    """The process, its descendants and whatever else runs for ``workspace``: FLARE's children leave the group."""
     family = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
@@ -124,10 +119,15 @@ def _family(pid: int, workspace: str) -> list[psutil.Process]:
 
 def main(workspace: str, threads: str) -> None:
     """The child: build the job that ``export`` would write and run it through FLARE's ``SimEnv``."""
+    # FLARE ends its processes on Ctrl-C only.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_command()
     from nvflare.recipe import SimEnv
 
+    from fairflare.flare.ports import reserve_ports
     from fairflare.flare.recipe import FairRecipe
 
+    reserve_ports()
     config = RunConfig.from_json(json.loads((Path(workspace) / "config.json").read_text()))
     recipe = FairRecipe(config)
     recipe.finalize()

@@ -1,30 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions and answers as FLARE's ``FLModel``, both ways.
+"""Instructions and answers as FLARE's ``FLModel``, both ways: each field where its specification says.
 
-preflight down: empty weights;  up: findings and versions as metrics, meta {n_examples, sealed: a key}
-train     down: FULL weights, round, total rounds, meta {fairflare: 1, orders}
-          up:   DIFF weights (so that a site's privacy filters see a difference), metrics,
-                meta {fairflare: 1, n_examples, scalars, seconds}
-compare   down: FULL weights of the anchor, as "train";  up: meta {scalars, seconds}, no weights
-sum       down: empty weights, meta {sealed: attempt, statements};  up: meta {sealed: {sum}}, no weights
-weigh     down: empty weights, meta {sealed: {sums}};  up: as "train", weighted and without scalars
-evaluate  down: FULL weights;  up: metrics per split, no weights
+Down go FULL weights (empty where an exchange has no model), up go DIFF weights, so that a site's privacy filters see a
+difference; "metrics" and "meta" are FLARE's own places for the rest. "validate" is the odd one: weights as FLARE's
+evaluation workflows send them, and metrics "<split>_<name>" as those read them. Meta also holds the ``VERSION`` of this
+format, and up the round, which FLARE does not keep for results without weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from fairflare.contracts import Round
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.core.schema import (
+    SPLITS,
+    Answer,
+    Carried,
+    Instruction,
+    Spec,
+    TaskName,
+    answer_fields,
+    carried_as,
+    instruction_fields,
+)
+from fairflare.core.types import Round
 
-VERSION = 1
+VERSION = 2
 ERROR_HEADER = "fairflare_error"
 ANSWERED = {"answered": 1.0}
+VALIDATE = "validate"
+"""FLARE's name for what its evaluation workflows ask."""
 
 # Without it FLARE sends tensors as empty ones and says nothing.
 fobs.register(TensorDecomposer)
@@ -33,56 +47,104 @@ fobs.register(TensorDecomposer)
 def instruction_to_model(instruction: Instruction) -> FLModel:
     """The task data of one instruction."""
     return FLModel(
-        params={key: value.contiguous() for key, value in instruction.model.items()},
+        params=_whole(_at("params", instruction)),
         params_type=ParamsType.FULL,
         current_round=instruction.round.number,
         total_rounds=instruction.round.total,
-        meta={"fairflare": VERSION, "orders": dict(instruction.orders), "sealed": dict(instruction.sealed)},
+        meta={"fairflare": VERSION, **_meta(instruction)},
     )
 
 
 def instruction_from_shareable(task_name: str, shareable: Shareable) -> Instruction:
     """Read ``instruction_to_model`` back at a site; raises ValueError when server and site speak different versions."""
     model = FLModelUtils.from_shareable(shareable)
-    version = (model.meta or {}).get("fairflare")
+    meta = model.meta or {}
+    version = meta.get("fairflare")
     if version != VERSION:
         raise ValueError(f"message version: expected {VERSION}, got {version!r}")
-    round = Round(model.current_round, model.total_rounds)
-    meta = model.meta
-    return Instruction(task_name, round, model.params, meta.get("orders", {}), meta.get("sealed", {}))
+    found = _read(instruction_fields(), model)
+    return Instruction(task=cast(TaskName, task_name), round=Round(model.current_round, model.total_rounds), **found)
+
+
+def validation_from_shareable(shareable: Shareable) -> Instruction:
+    """What FLARE's ``CrossSiteModelEval`` asks, as an "evaluate"; raises ValueError for anything but weights."""
+    dxo = from_shareable(shareable)
+    if dxo.data_kind != DataKind.WEIGHTS:
+        raise ValueError("model to validate: expected weights, got another kind of data")
+    return Instruction("evaluate", Round(1, 1), {key: torch.as_tensor(value) for key, value in dxo.data.items()})
+
+
+def validation_answer(answer: Answer) -> Answer:
+    """An answer to "evaluate" as FLARE's workflows read it: one number per name, no groups and no counts."""
+    flat = {f"{split}_{name}": value for split in SPLITS for name, value in answer.metrics.get(split, {}).items()}
+    return dataclasses.replace(answer, metrics=flat, personal={}, n_examples=None)
+
+
+def by_split(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
+    """``validation_answer``'s metrics per split again; raises ValueError for a name of another form."""
+    found: dict[str, dict[str, float]] = {split: {} for split in SPLITS}
+    for key, value in metrics.items():
+        split, _, name = str(key).partition("_")
+        if split not in found:
+            raise ValueError("metric: expected a split and a name")
+        found[split][name] = value
+    return found
 
 
 def answer_to_shareable(answer: Answer) -> Shareable:
     """The task result of one answer."""
+    update, metrics = _at("params", answer), _at("metrics", answer)
     model = FLModel(
-        params={key: value.contiguous() for key, value in answer.update.items()} if answer.update is not None else None,
-        params_type=ParamsType.DIFF if answer.update is not None else None,
+        params=_whole(update) if update is not None else None,
+        params_type=ParamsType.DIFF if update is not None else None,
         # FLARE sends nothing without weights or metrics; a second answer has neither.
-        metrics=dict(answer.metrics) or (None if answer.update is not None else ANSWERED),
+        metrics=dict(metrics) or (None if update is not None else ANSWERED),
         current_round=answer.round,
-        meta={
-            "fairflare": VERSION,
-            "round": answer.round,
-            "n_examples": answer.n_examples,
-            "scalars": dict(answer.scalars),
-            "seconds": dict(answer.seconds),
-            "sealed": dict(answer.sealed),
-        },
+        meta={"fairflare": VERSION, **_meta(answer)},
     )
     return FLModelUtils.to_shareable(model)
 
 
-def answer_from_model(model: FLModel) -> Answer:
-    """What a site sent, unchecked; the site's name is the one that FLARE authenticated."""
+def answer_from_model(model: FLModel, site: str | None = None) -> Answer:
+    """What a site sent, unchecked; the site's name is the one that FLARE authenticated, unless the caller knows it."""
     meta = model.meta or {}
-    return Answer(
-        site=meta["client_name"],
-        round=meta.get("round"),
-        update=model.params,
-        update_kind="diff" if model.params_type == ParamsType.DIFF else str(model.params_type),
-        n_examples=meta.get("n_examples"),
-        scalars=meta.get("scalars", {}),
-        metrics=model.metrics or {},
-        seconds=meta.get("seconds", {}),
-        sealed=meta.get("sealed", {}),
-    )
+    kind = "diff" if model.params_type == ParamsType.DIFF else str(model.params_type)
+    types = dict.fromkeys(carried_as("params_type", answer_fields()), kind)
+    return Answer(site=meta["client_name"] if site is None else site, **types, **_read(answer_fields(), model))
+
+
+META = frozenset(carried_as("meta", answer_fields()))
+"""The fields of an answer that travel in FLARE's meta."""
+
+
+def _at(part: Carried, message: Instruction | Answer) -> Any:
+    """The value of the one field that travels in ``part`` of a FLARE message."""
+    (name,) = carried_as(part, _fields(message))
+    return getattr(message, name)
+
+
+def _meta(message: Instruction | Answer) -> dict[str, Any]:
+    found = {name: getattr(message, name) for name in carried_as("meta", _fields(message))}
+    return {
+        name: (_whole(value) if _fields(message)[name].kind == "tensors" else dict(value))
+        if isinstance(value, Mapping)
+        else value
+        for name, value in found.items()
+    }
+
+
+def _read(fields: Mapping[str, Spec], model: FLModel) -> dict[str, Any]:
+    """Field -> value from the parts of a FLARE message; what is missing keeps its default."""
+    meta = model.meta or {}
+    found = {name: meta[name] for name in carried_as("meta", fields) if name in meta}
+    found |= dict.fromkeys(carried_as("params", fields), model.params)
+    metrics = {} if not model.metrics or list(model.metrics) == list(ANSWERED) else model.metrics
+    return found | dict.fromkeys(carried_as("metrics", fields), metrics)
+
+
+def _fields(message: Instruction | Answer) -> Mapping[str, Spec]:
+    return answer_fields() if isinstance(message, Answer) else instruction_fields()
+
+
+def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.contiguous() for key, value in tensors.items()}

@@ -6,25 +6,21 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from fairflare.contracts import Scalar, StateDict
-from fairflare.findings import KINDS
-from fairflare.privacy.pairs import KEY, PROOF, is_certificates
-from fairflare.versions import NAMES, TEXT
+from fairflare.core.findings import BANDS, KINDS
+from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
+from fairflare.core.types import MOST_EXAMPLES, PERSONAL, Number, StateDict, metric_range
+from fairflare.core.versions import NAMES, TEXT
+from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 
-PHASES = ("validate", "probe", "train", "report", "compare")
-SPLITS = ("val", "test")
-TELLTALE = ("loss", "train_loss")
-"""Metrics of a round that say much the same as the numbers which the sum hides."""
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
-LARGEST = 1e12
-LONGEST = 1e7
-"""Seconds, four months."""
+LARGEST = float(MOST_EXAMPLES)
+MOST_ROUNDS = 10**6
 
 
 class EgressRefused(Exception):
@@ -38,65 +34,70 @@ class Egress:
     Attributes:
         model: w^0; an update has its floating-point entries, with their shapes.
         scalars: numbers of the method's probes.
-        metrics: names of the task's metrics, "loss" and "train_loss" among them.
+        metrics: names of the task's metrics, "loss" and "train_loss" among them; with their ranges where they are not
+            those of ``metric_range``.
         groups: names of the run's groups.
         sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
+        tensors: "name/entry" -> slot of the tensors that the method's parts send.
+        personal: whether the run's trainer keeps personal models, whose results then leave.
     """
 
     model: StateDict
-    scalars: tuple[Scalar, ...]
-    metrics: frozenset[str]
+    scalars: tuple[Number, ...]
+    metrics: Collection[str] | Mapping[str, tuple[float, float]]
     groups: tuple[str, ...]
     sealed: range = range(0)
+    tensors: Mapping[str, Slot] = field(default_factory=dict)
+    personal: bool = False
 
-    def check(
-        self,
-        task: str,
-        *,
-        update: Any,
-        n_examples: Any,
-        scalars: Any,
-        metrics: Any,
-        seconds: Any,
-        sealed: Any,
-    ) -> None:
-        """Raise EgressRefused unless every part of an answer to ``task`` is on the list."""
-        training = self.task_with_update
-        if (update is not None) != (task == training):
+    def check(self, task: str, answer: Answer) -> None:
+        """Raise EgressRefused unless every field of an answer to ``task`` is on the list; masks come after this."""
+        if (answer.update is not None) != (task == self.task_with_update):
             raise EgressRefused(
-                f"weights in an answer to {task}" if update is not None else "no weights after training"
+                f"weights in an answer to {task}" if answer.update is not None else "no weights after training"
             )
-        if update is not None:
-            self._check_update(update)
-        known = {s.name: (s.low, s.high) for s in self.scalars}
-        _check_numbers("scalar", scalars, known if task in ("train", "compare") else {})
-        _check_numbers("seconds", seconds, dict.fromkeys(PHASES, (0.0, LONGEST)))
-        if n_examples is not None:
-            _check_numbers("count", {"n_examples": n_examples}, {"n_examples": (1.0, LARGEST)})
-        if task == "evaluate":
-            self._check_evaluation(metrics)
-        elif task == "preflight":
-            _check_statement(metrics)
-        else:
-            _check_numbers("metric", metrics, self._round_metrics if task == training else {})
-        self._check_sealed(task, sealed)
+        for name, spec in answer_fields().items():
+            here = spec.travels(task, secure=bool(self.sealed))
+            CHECKS[spec.kind_in(task)](self, getattr(answer, name), _Field(name, spec, task, here))
+
+    def check_final(self, answer: Answer) -> None:
+        """The last look at an answer: raise EgressRefused where secure sums ask for a mask and the update has none."""
+        if not self.sealed or answer.update is None:
+            return
+        values = answer.update.values()
+        if answer.update_kind != MASKED or any(getattr(v, "dtype", None) != torch.int64 for v in values):
+            raise EgressRefused("an update that nobody masked")
 
     @property
     def task_with_update(self) -> str:
         """The task whose answer holds an update: the last one of a round's."""
         return "weigh" if self.sealed else "train"
 
-    def _check_sealed(self, task: str, sealed: Any) -> None:
+    def _check_sealed(self, sealed: Any, field: _Field) -> None:
         """A key and its proof in answer to "preflight", sealed numbers in answer to "sum", else nothing."""
-        names = {"preflight": PROOF, "sum": ("sum",)}.get(task, ())
-        _check_names("sealed", sealed, names if self.sealed else ())
+        names = {"preflight": PROOF, "sum": ("sum",)}.get(field.task, ())
+        _check_names("sealed", sealed, names if field.here else ())
         for name, value in sealed.items():
             if name == "sum" and (type(value) is not bytes or len(value) not in self.sealed):
                 raise EgressRefused("sealed numbers: not bytes, or too many")
             if name != "sum" and not _is_proof(name, value):
                 raise EgressRefused(f"sealed {name}: not a key or its proof")
 
+    def _check_count(self, value: Any, field: _Field) -> None:
+        if value is not None:
+            bounds = {field.name: (field.spec.low, field.spec.high)}
+            _check_numbers("count", {field.name: value}, bounds if field.here else {})
+            if value != int(value):
+                raise EgressRefused(f"count {field.name}: not a whole number")
+
+    def _check_metrics(self, value: Any, field: _Field) -> None:
+        hidden = field.spec.hidden if self.sealed else ()
+        known = {name: bounds for name, bounds in self._metric_ranges.items() if name not in hidden}
+        _check_numbers("metric", value, known if field.here else {})
+
     def _check_update(self, update: Any) -> None:
+        if update is None:
+            return
         expected = {key: tuple(value.shape) for key, value in self.model.items() if value.is_floating_point()}
         if not isinstance(update, Mapping) or set(update) != set(expected):
             raise EgressRefused("weights whose names are not the model's")
@@ -111,17 +112,13 @@ class Egress:
                 raise EgressRefused(f"weights {key}: not finite")
 
     @property
-    def _round_metrics(self) -> dict[str, tuple[float, float]]:
-        """With secure sums without what says much the same as the numbers that they hide."""
-        hidden = TELLTALE if self.sealed else ()
-        return {name: bounds for name, bounds in self._metric_ranges.items() if name not in hidden}
-
-    @property
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
-        return dict.fromkeys(self.metrics, (-LARGEST, LARGEST))
+        own = self.metrics if isinstance(self.metrics, Mapping) else {}
+        return {name: own.get(name) or metric_range(name) for name in self.metrics}
 
-    def _check_evaluation(self, metrics: Any) -> None:
-        _check_names("metrics", metrics, (*SPLITS, "n", "groups"))
+    def _check_evaluation(self, metrics: Any, field: _Field) -> None:
+        allowed = field.here and (field.name != PERSONAL or self.personal)
+        _check_names(field.name, metrics, (*SPLITS, "n", "groups") if allowed else ())
         for split in SPLITS:
             _check_numbers("metric", metrics.get(split, {}), self._metric_ranges)
         _check_numbers("size", metrics.get("n", {}), dict.fromkeys(SPLITS, (0.0, LARGEST)))
@@ -133,7 +130,21 @@ class Egress:
                 _check_numbers("group", cell, {"n": (1.0, LARGEST), "value": (0.0, 1.0)})
 
 
-def check_scalars(scalars: Mapping[str, Any], known: Iterable[Scalar]) -> None:
+@dataclass(frozen=True)
+class _Field:
+    """A field of an answer to ``task``; ``here``: whether it may hold anything there."""
+
+    name: str
+    spec: Spec
+    task: str
+    here: bool
+
+    def bounds(self, names: Iterable[str]) -> dict[str, tuple[float, float]]:
+        """The field's range for each of ``names``; no name where the field may hold nothing."""
+        return dict.fromkeys(names, (self.spec.low, self.spec.high)) if self.here else {}
+
+
+def check_scalars(scalars: Mapping[str, Any], known: Iterable[Number]) -> None:
     """Raise EgressRefused unless all ``scalars`` are known and within their ranges."""
     _check_numbers("scalar", scalars, {s.name: (s.low, s.high) for s in known})
 
@@ -147,12 +158,15 @@ def _is_proof(name: str, value: Any) -> bool:
 
 
 def _check_statement(metrics: Any) -> None:
-    """Findings as codes with counts, and versions: no text of a site's own."""
+    """Findings as codes with bands, and versions: no text of a site's own."""
     _check_names("preflight", metrics, ("findings", "versions"))
-    _check_numbers("finding", metrics.get("findings", {}), dict.fromkeys(KINDS, (0.0, LARGEST)))
-    told = metrics.get("versions", {})
-    _check_names("version", told, NAMES)
-    if not all(isinstance(text, str) and TEXT.fullmatch(text) for text in told.values()):
+    bands = metrics.get("findings", {})
+    _check_numbers("finding", bands, dict.fromkeys(KINDS, (0.0, float(len(BANDS)))))
+    if any(value != int(value) for value in bands.values()):
+        raise EgressRefused("finding: not a band")
+    versions = metrics.get("versions", {})
+    _check_names("version", versions, NAMES)
+    if not all(isinstance(text, str) and TEXT.fullmatch(text) for text in versions.values()):
         raise EgressRefused("version: not one")
 
 
@@ -175,5 +189,43 @@ def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]])
         low, high = ranges[name]
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise EgressRefused(f"{what} {name}: not a finite number")
-        if not low <= value <= high:
+        if not low <= float(value) <= high:
             raise EgressRefused(f"{what} {name}: outside {low:g} to {high:g}")
+
+
+def _check_round(value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= MOST_ROUNDS:
+        raise EgressRefused("round: not a whole number")
+
+
+def _check_tensors(value: Any, slots: Mapping[str, Slot]) -> None:
+    wrong = wrong_tensors(value, slots)
+    if wrong and wrong.code != "tensor_missing":  # what does not leave is for the server to miss
+        raise EgressRefused(f"tensor {wrong.name or 'names'}: {wrong.code.removeprefix('tensor_')}")
+    for name, tensor in value.items():
+        # Whoever serialises a view may send all of the memory that it is a part of.
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            raise EgressRefused(f"tensor {name}: a view of a larger one")
+
+
+def _check_difference(value: Any) -> None:
+    if value != "diff":
+        raise EgressRefused("weights that are not differences")
+
+
+CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
+    "name": lambda egress, value, field: None,  # the transport's own
+    "error": lambda egress, value, field: None,  # a code, see ``Site.handle`` and FLARE's filter
+    "round": lambda egress, value, field: _check_round(value),
+    "difference": lambda egress, value, field: _check_difference(value),
+    "update": lambda egress, value, field: egress._check_update(value),
+    "count": Egress._check_count,
+    "numbers": lambda egress, value, field: check_scalars(value, egress.scalars if field.here else ()),
+    "tensors": lambda egress, value, field: _check_tensors(value, egress.tensors if field.here else {}),
+    "metrics": Egress._check_metrics,
+    "evaluation": Egress._check_evaluation,
+    "statement": lambda egress, value, field: _check_statement(value),
+    "seconds": lambda egress, value, field: _check_numbers("seconds", value, field.bounds(PHASES)),
+    "sealed": Egress._check_sealed,
+}
+"""Kind -> the check of a value before it leaves; what is of a kind that is not here cannot leave."""

@@ -6,15 +6,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from fairflare.contracts import Cost, LocalWork, Offer, Outline, Scalar
+from fairflare.core.types import Cost, LocalWork, Need, Number, Offer, Outline, TensorSpec
 
 
 class Probe(ABC):
     """A measurement: a frozen dataclass of parameters; leaves the network's weights and buffers as it found them."""
 
     cost: ClassVar[Cost]
-    reports: ClassVar[tuple[Scalar, ...]] = ()
+    reports: ClassVar[tuple[Number, ...]] = ()
     """The numbers that ``measure`` may return whatever the model, with their ranges."""
+    sends: ClassVar[tuple[TensorSpec, ...]] = ()
+    """What ``measure`` may put into ``work.send_tensors`` in a round's first exchange."""
+    receives: ClassVar[tuple[TensorSpec, ...]] = ()
+    """What the rule may send in ``work.tensors`` beside the model."""
 
     @property
     def when(self) -> Literal["received", "trained", "anchored"]:
@@ -25,7 +29,7 @@ class Probe(ABC):
         """
         return "received"
 
-    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+    def scalars(self, outline: Outline) -> tuple[Number, ...]:
         """Every number that ``measure`` may return in this run; any other never leaves a site nor reaches a rule."""
         return self.reports
 
@@ -35,6 +39,11 @@ class Probe(ABC):
 
     def remember(self, work: LocalWork) -> None:  # noqa: B027  (most probes keep nothing)
         """Called after training: put what the next round needs into ``work.memory``."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What it needs of every site's data beyond an example to train on; nothing by default."""
+        return ()
 
     def missing(self, offer: Offer) -> str:
         """What the task lacks for this probe, in words that end a sentence; empty when nothing is missing."""

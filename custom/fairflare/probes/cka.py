@@ -18,11 +18,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Batch, Cost, LocalWork, Outline, Scalar
-from fairflare.layers import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
+from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
+from fairflare.core.registry import probe
+from fairflare.core.types import Batch, Cost, LocalWork, Need, Number, Outline
+from fairflare.core.validation import Few
+from fairflare.functional.similarity import FEWEST, Compact, Estimator, cka, compact, cosine, hsic, joined
 from fairflare.probes.base import Probe
-from fairflare.registry import probe
-from fairflare.similarity import FEWEST, Compact, Estimator, cka, compact, cosine, hsic, joined
 
 Observe = Callable[[str, Tensor], None]
 Shapes = dict[str, torch.Size]
@@ -57,8 +58,8 @@ class LayerSimilarity(Probe):
     group: Group = "leaf"
     estimator: Estimator = "unbiased"
     cka_split: Literal["train", "val"] = "train"
-    cka_examples: int = 256
-    cka_batch: int = 0
+    cka_examples: Few = 256
+    cka_batch: Few = 0
 
     def __post_init__(self) -> None:
         if self.cka_examples and self.cka_examples < FEWEST:
@@ -71,11 +72,16 @@ class LayerSimilarity(Probe):
         """In the second exchange."""
         return "anchored"
 
-    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+    def scalars(self, outline: Outline) -> tuple[Number, ...]:
         """One number per layer, or the one of the last encoder layer."""
         names = [LAST_ENCODER] if self.scope == "last_encoder" else list(layers_of(outline.model, self.group))
         meaning = "similarity of the site's features to the anchor's, 1 for equal ones"
-        return tuple(Scalar(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
+        return tuple(Number(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """The examples of one batch at least, in the split that features are compared on."""
+        return (Need(self.cka_split, FEWEST, "the method compares features on it"),)
 
     @torch.no_grad()
     def measure(self, work: LocalWork) -> dict[str, float]:
@@ -144,7 +150,7 @@ class LayerSimilarity(Probe):
     def _batches(self, work: LocalWork) -> Iterator[Batch]:
         """The probe set's batches on the device, the same at every call; none has fewer than four examples."""
         size = max(self.cka_batch or work.training.batch_size, FEWEST)
-        held = None
+        held: Batch | None = None
         for batch in work.data.fixed(self.cka_split, size, self.cka_examples or None):
             if held is not None and len(batch.targets) < FEWEST:
                 held = Batch(*(torch.cat(pair) for pair in zip(held, batch)))
@@ -152,7 +158,8 @@ class LayerSimilarity(Probe):
             if held is not None:
                 yield held.to(work.device)
             held = batch
-        yield held.to(work.device)
+        if held is not None:
+            yield held.to(work.device)
 
 
 @dataclass
@@ -188,7 +195,7 @@ def _listening(network: nn.Module, points: dict[str, str], observe: Observe) -> 
     """Within: every output of a module in ``points`` is shown to ``observe``; hooks never outlive the block."""
     hooks = []
 
-    def hook_for(layer: str) -> Callable:
+    def hook_for(layer: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
             features = output[0] if isinstance(output, (tuple, list)) else output
             if isinstance(features, Tensor) and features.is_floating_point():

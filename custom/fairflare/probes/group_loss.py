@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import torch
 
-from fairflare.contracts import GROUP_COUNT, GROUP_LOSS, Cost, LocalWork, Outline, Scalar
+from fairflare.core.registry import probe
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
+from fairflare.core.validation import Few
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
-from fairflare.registry import probe
 
 LARGEST_LOSS = 1e6
-MOST = 2.0**40
 
 
 @probe("group-loss")
@@ -31,22 +31,22 @@ class GroupLoss(Probe):
     """
 
     cost: ClassVar[Cost] = Cost(forward=1)
-    reports: ClassVar[tuple[Scalar, ...]] = (
-        Scalar("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on the training split"),
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on the training split"),
     )
 
-    probe_batch: int = 64
+    probe_batch: Few = 64
 
     def __post_init__(self) -> None:
         if self.probe_batch < 1:
             raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
 
-    def scalars(self, outline: Outline) -> tuple[Scalar, ...]:
+    def scalars(self, outline: Outline) -> tuple[Number, ...]:
         """The loss, and two numbers per group."""
         per_group = [
             (
-                Scalar(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
-                Scalar(f"{GROUP_COUNT}/{name}", 0.0, MOST, f"training examples of group {name}"),
+                Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
+                Number(f"{GROUP_COUNT}/{name}", 0.0, float(MOST_EXAMPLES), f"training examples of group {name}"),
             )
             for name in outline.groups
         ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the federation's model loses at a site when that site's own last model is taken out of it.
 
-    w^{-i} = (w^t - p_i w_i^{t-1}) / (1 - p_i)        p_i the weight that w_i^{t-1} has in w^t, told to this site alone
+    w^{-i} = (w^t - p_i w_i^{t-1}) / (1 - p_i)        p_i the weight that w_i^{t-1} has in w^t, sent to this site alone
 
 Jiang et al. (FedCE), CVPR 2023, arXiv:2303.16520, Eq. 4. The site remembers its own model of the round before.
 """
@@ -16,11 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Cost, LocalWork, Offer, Scalar
+from fairflare.core.registry import probe
+from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
 from fairflare.probes.base import Probe
-from fairflare.registry import probe
 
 KEPT = "own model"
+FEWEST = 4
+"""Validation examples from which on an error says something of a site."""
 
 
 @probe("leave-one-out")
@@ -36,8 +38,8 @@ class LeaveOneOut(Probe):
     """
 
     cost: ClassVar[Cost] = Cost()
-    reports: ClassVar[tuple[Scalar, ...]] = (
-        Scalar("minus_error", 0.0, 1.0, "error of the model without this site's part, on its own validation data"),
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("minus_error", 0.0, 1.0, "error of the model without this site's part, on its own validation data"),
     )
 
     score_metric: str = "headline"
@@ -53,6 +55,11 @@ class LeaveOneOut(Probe):
     def remember(self, work: LocalWork) -> None:
         """Keep the trained parameters."""
         work.memory[KEPT] = {name: p for name, p in work.network.named_parameters() if p.requires_grad}
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """A validation split that says something: the error on it weighs the site."""
+        return (Need("val", FEWEST, "the method weighs sites by their errors on it", both_classes=True),)
 
     def missing(self, offer: Offer) -> str:
         """The metric, where the task has none of that name."""

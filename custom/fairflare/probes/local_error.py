@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fairflare.contracts import Cost, LocalWork, Offer, Scalar
+from fairflare.core.registry import probe
+from fairflare.core.types import Cost, LocalWork, Number, Offer
 from fairflare.probes.base import Probe
 from fairflare.probes.leave_one_out import error_of, missing_metric
-from fairflare.registry import probe
 
 
 @probe("local-error")
@@ -25,9 +25,9 @@ class LocalError(Probe):
     """
 
     cost: ClassVar[Cost] = Cost()
-    reports: ClassVar[tuple[Scalar, ...]] = (
-        Scalar("received_error", 0.0, 1.0, "error of the received model on the site's own validation data"),
-        Scalar("trained_error", 0.0, 1.0, "error of the site's trained model on its own validation data"),
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("received_error", 0.0, 1.0, "error of the received model on the site's own validation data"),
+        Number("trained_error", 0.0, 1.0, "error of the site's trained model on its own validation data"),
     )
 
     score_metric: str = "headline"

@@ -9,19 +9,20 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fairflare.contracts import Batch, Cost, LocalWork, Scalar
-from fairflare.objectives import Objective
-from fairflare.perturbation import TINY, global_norm, rho_at
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import probe
+from fairflare.core.seeds import derive
+from fairflare.core.types import Batch, Cost, LocalWork, Number
+from fairflare.core.validation import Few
+from fairflare.functional.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe
-from fairflare.registry import probe
-from fairflare.seeds import derive
 
 LARGEST_LOSS = 1e6
 
@@ -41,10 +42,10 @@ class Sharpness(Probe):
     """
 
     cost: ClassVar[Cost] = Cost(forward=2, backward=1)
-    reports: ClassVar[tuple[Scalar, ...]] = (
-        Scalar("loss", 0.0, LARGEST_LOSS, "mean loss F_k of the measured model on the training split"),
-        Scalar("perturbed_loss", 0.0, LARGEST_LOSS, "mean loss after the ascent step of radius rho(t)"),
-        Scalar("sharpness", -LARGEST_LOSS, LARGEST_LOSS, "perturbed loss minus loss"),
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("loss", 0.0, LARGEST_LOSS, "mean loss F_k of the measured model on the training split"),
+        Number("perturbed_loss", 0.0, LARGEST_LOSS, "mean loss after the ascent step of radius rho(t)"),
+        Number("sharpness", -LARGEST_LOSS, LARGEST_LOSS, "perturbed loss minus loss"),
     )
 
     rho_max: float = 0.1
@@ -52,7 +53,7 @@ class Sharpness(Probe):
     probe_model: Literal["received", "trained"] = "received"
     probe_transform: Literal["eval", "train"] = "eval"
     probe_loss: Literal["ce", "logit_adjusted"] = "ce"
-    probe_batch: int = 64
+    probe_batch: Few = 64
 
     def __post_init__(self) -> None:
         for name in ("rho_max", "rho_tau"):
@@ -95,9 +96,9 @@ class Sharpness(Probe):
         return total / seen
 
     @torch.no_grad()
-    def _ascend(self, parameters: list[Tensor], rho: float) -> None:
-        gradients = [p.grad for p in parameters]
-        torch._foreach_add_(parameters, gradients, alpha=rho / (global_norm(gradients) + TINY))
+    def _ascend(self, parameters: Sequence[Tensor], rho: float) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_add_(list(parameters), gradients, alpha=rho / (global_norm(gradients) + TINY))
 
     @torch.no_grad()
     def _loss(self, work: LocalWork, objective: Objective) -> float:

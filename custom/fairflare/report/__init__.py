@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fairness metrics, figures and the report of a finished run."""
+"""Fairness metrics, figures and pages, made from the run folder alone."""

@@ -6,13 +6,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.errors import UserError
 from fairflare.report.fairness import mean_ci
-from fairflare.report.match import complete, grouped, require_same_data, setting_notes, shared_seeds
-from fairflare.report.values import MISSING, plural, signed, stop, text
+from fairflare.report.match import (
+    complete,
+    data_seed,
+    grouped,
+    objectives,
+    require_same_data,
+    setting_notes,
+    shared_seeds,
+)
+from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.personal import personal_quantities
+from fairflare.report.values import MISSING, listing, plural, signed, stop, with_half_width
 
 FORMAT = 1
-QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted", "group_disparity", "worst_group")
-LOWER_IS_BETTER = ("std", "gap", "group_disparity")
+QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted", "group_disparity", "worst_group", *PERSONAL)
+ALWAYS_DRAWN = ("initial model", "order")
+"""What a run's seed draws whatever the task."""
+LOWER_IS_BETTER = ("std", "gap", "group_disparity", "personal_std")
 Json = dict[str, Any]
 
 
@@ -26,12 +39,15 @@ def compare(runs: list[Json]) -> Json:
         runs: run summaries (``summarise``); the first one's method is the reference.
 
     Returns:
-        headline, higher_is_better, task, sites, seeds, reference (a label), methods, notes and caveats. A method has
-        label, method, training and, for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds);
-        ``runs`` holds the values per seed, ``versus_first`` the paired differences (None for the first method).
+        headline, higher_is_better, task, sites, seeds, seeds_draw, reference (a label), methods, notes and caveats.
+        ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
+        objective (the training settings in which not all methods agree; differences from methods that have others
+        name no winner) and, for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
+        holds the values per seed, ``versus_first`` the paired differences (None for the first method).
 
     Raises:
-        UserError: the runs' task, options, sites or training data differ, a run is given twice, or no seed is shared.
+        UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, or no seed is
+            shared.
     """
     done, left_out = complete(runs)
     require_same_data(done)
@@ -41,13 +57,16 @@ def compare(runs: list[Json]) -> Json:
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
     methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
+    trained = objectives(groups)
     for method in methods:
+        method["objective"] = trained[method["label"]]
         method["versus_first"] = None if method["label"] == first else method["versus_first"]
     return {
         "format": FORMAT,
-        **{key: done[0][key] for key in ("headline", "higher_is_better", "task")},
+        **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
         "sites": [{key: row[key] for key in ("site", "description")} for row in done[0]["sites"]],
         "seeds": seeds,
+        "seeds_draw": _seeds_draw(groups[first], seeds),
         "reference": first,
         "methods": methods,
         "notes": [*left_out, *dropped, *setting_notes(groups)],
@@ -56,23 +75,66 @@ def compare(runs: list[Json]) -> Json:
 
 
 def table(comparison: Json) -> list[dict[str, str]]:
-    """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval."""
-    shown = ("mean", "worst", "std", "gap", "clean", "corrupted", "group_disparity", "worst_group")
+    """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval.
+
+    "trained with" is there where not all methods were trained alike; a method that was trained otherwise than the first
+    has no wins.
+    """
+    shown = ("mean", "worst", "std", "gap", *PERSONAL, "clean", "corrupted", "group_disparity", "worst_group")
     quantities = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:
         row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
-        row |= {name: _with_half_width(method[name]) for name in quantities}
+        row |= {"trained with": objective_words(method)} if method["objective"] else {}
+        row |= {name: with_half_width(method[name]) for name in quantities}
         paired = (method["versus_first"] or {}).get("worst")
         row["worst vs first"] = MISSING if paired is None else signed(paired["mean"])
-        row["wins"] = MISSING if paired is None else f"{paired['wins']}/{paired['n']}"
+        row["wins"] = f"{paired['wins']}/{paired['n']}" if paired and same_objective(comparison, method) else MISSING
         rows.append(row)
     return rows
 
 
-def _with_half_width(found: Mapping[str, Any]) -> str:
-    half = "" if found["low"] is None else f" ± {text(found['high'] - found['mean'])}"
-    return text(found["mean"]) + half
+def same_objective(comparison: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
+    """Whether a method was trained as the first one was, so that a difference between them is the method's."""
+    return method["objective"] == comparison["methods"][0]["objective"]
+
+
+def objective_words(method: Mapping[str, Any]) -> str:
+    """The training settings that set a method apart: "logit_tau=1.0"."""
+    return ", ".join(f"{key}={value}" for key, value in method["objective"].items())
+
+
+def drawn_words(comparison: Mapping[str, Any]) -> str:
+    """What the intervals over seeds cover: "seeds draw: partition, rendering, initial model, order" or "fixed data"."""
+    found = comparison["seeds_draw"]
+    if found["data"] == "one seed":
+        return "one seed: one draw of " + listing([*found["what"]])
+    fixed = "fixed data; " if found["data"] == "fixed" else ""
+    return f"{fixed}seeds draw: {', '.join(found['what'])}"
+
+
+def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
+    """What differs from seed to seed.
+
+    Args:
+        runs: seed -> the run of one method; all methods have the same data within a seed.
+        seeds: those that count.
+
+    Returns:
+        data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
+        what: in words; data_seeds: seed -> data_seed.
+
+    Raises:
+        UserError: some seeds share a draw of the data and some do not.
+    """
+    chosen = {str(seed): data_seed(runs[seed]) for seed in seeds}
+    drawn = list(runs[seeds[0]]["task"].get("drawn") or ())
+    different = len(set(chosen.values()))
+    if 1 < different < len(seeds):
+        raise UserError(f"compare: {different} draws of the data for {len(seeds)} seeds: expected one, or one for each")
+    data = "one seed" if len(seeds) == 1 else "drawn" if different > 1 else "fixed" if drawn else "natural"
+    what = [*(drawn if data in ("drawn", "one seed") else ()), *ALWAYS_DRAWN]
+    return {"data": data, "what": what, "data_seeds": chosen}
 
 
 def _run_row(run: Json) -> Json:
@@ -80,6 +142,7 @@ def _run_row(run: Json) -> Json:
     groups = run.get("groups")
     return {
         "seed": run["seed"],
+        "data_seed": data_seed(run),
         **{key: fairness[key] for key in ("mean", "std", "gap", "jain")},
         "worst": fairness["worst"]["value"],
         "worst_site": fairness["worst"]["site"],
@@ -87,6 +150,7 @@ def _run_row(run: Json) -> Json:
         "corrupted": (sets["last"]["corrupted"] or sets["corrupted_mean"]).get(headline),
         "group_disparity": groups["disparity"]["sample"] if groups else None,
         "worst_group": groups["worst"]["value"] if groups else None,
+        **personal_quantities(run),
         "model_sha256": run["provenance"]["model_sha256"],
     }
 

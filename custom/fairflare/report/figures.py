@@ -24,7 +24,7 @@ Json = Mapping[str, Any]
 @inline("sites")
 def site_bars(figure: Figure, summary: Json) -> str | None:
     """The final model's headline metric at each site, best site first, with the mean and its interval."""
-    fairness, metric = summary["fairness"], label(summary["headline"])
+    fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return None
     sign = -1 if summary["higher_is_better"] else 1
@@ -37,10 +37,32 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
     return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
 
+@inline("personal")
+def personal_points(figure: Figure, summary: Json) -> str | None:
+    """The headline metric of the shared and of the personal model at each site that has both."""
+    own, metric = summary["personal"], label(summary["headline"], summary)
+    rows = [row for row in (own or {}).get("rows", ()) if row["difference"] is not None]
+    if not rows:
+        return None
+    figure.set_figheight(1.8 + 0.28 * len(rows))
+    axes = figure.subplots()
+    for y, row in enumerate(rows):
+        axes.plot([row["shared"], row["personal"]], [y, y], color=GREY, linewidth=2, zorder=1)
+    places = range(len(rows))
+    axes.plot([row["shared"] for row in rows], places, "o", color=BLUE, label="shared model")
+    axes.plot([row["personal"] for row in rows], places, "D", color=PURPLE, label="personal model")
+    axes.set_yticks(places, [short(row["site"]) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
+    legend(figure, axes)
+    shared, personal = (text(own[kind]["mean"]) for kind in ("shared", "personal"))
+    return f"{capital(metric)}, mean over sites: shared {shared}, personal {personal}"
+
+
 @inline("tests")
 def shared_test_bars(figure: Figure, summary: Json) -> str | None:
     """The final model's headline metric on the shared test sets, clean and corrupted."""
-    found, metric = summary["test_sets"], label(summary["headline"])
+    found, metric = summary["test_sets"], label(summary["headline"], summary)
     rows = [row for row in found["rows"] if row["value"] is not None]
     if not rows:
         return None
@@ -54,7 +76,7 @@ def shared_test_bars(figure: Figure, summary: Json) -> str | None:
 @inline("rounds")
 def metric_rounds(figure: Figure, summary: Json) -> str | None:
     """The received model's headline metric on each site's validation split, round by round."""
-    rounds, metric = summary["rounds"], label(summary["headline"])
+    rounds, metric = summary["rounds"], label(summary["headline"], summary)
     means = [row["mean"] for row in rounds if row["mean"] is not None]
     if not means:
         return None
@@ -100,7 +122,7 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
 @inline("methods")
 def method_points(figure: Figure, comparison: Json) -> str | None:
     """Each method's mean over sites and its worst site, averaged over seeds, with 95 % intervals."""
-    methods, metric = comparison["methods"], label(comparison["headline"])
+    methods, metric = comparison["methods"], label(comparison["headline"], comparison)
     figure.set_figheight(1.8 + 0.42 * len(methods))
     axes = figure.subplots()
     for y, method in enumerate(methods):
@@ -117,8 +139,8 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
 
 @inline("tradeoff")
 def tradeoff(figure: Figure, comparison: Json) -> str | None:
-    """Mean over sites against the worst group, or the worst site where no groups are told apart; a point per method."""
-    methods, metric = comparison["methods"], label(comparison["headline"])
+    """Mean over sites against the worst group, or the worst site where there are no groups; a point per method."""
+    methods, metric = comparison["methods"], label(comparison["headline"], comparison)
     key = "worst_group" if all(m["worst_group"]["mean"] is not None for m in methods) else "worst"
     if len(methods) < 3:
         return None
@@ -129,11 +151,13 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
         color = (BLUE, RED, GREEN, ORANGE, PURPLE, DARK)[i % 6]
         x, y = method["mean"]["mean"], method[key]["mean"]
         axes.plot([x], [y], markers[i % len(markers)], color=color, markersize=7, label=short(method["label"], 40))
+    right = "right" if comparison["higher_is_better"] else "left"
+    better = f"{'up' if right == 'right' or key == 'worst_group' else 'down'} and to the {right}"
     what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
-    axes.set_xlabel(f"{metric}, mean over sites\n(up and to the right is better)")
+    axes.set_xlabel(f"{metric}, mean over sites\n({better} is better)")
     axes.set_ylabel(what)
     legend(figure, axes, columns=1)
-    return f"Who pays: {what} against the mean over sites"
+    return f"Trade-off: {what} against the mean over sites"
 
 
 def _mean_line(axes: Axes, fairness: Json) -> None:

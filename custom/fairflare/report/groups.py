@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How evenly one model serves groups of patients: pure functions on a mapping group -> value, higher is better.
 
-Conventions. A group's value is pooled: the mean over all its examples at the sites that told of it, so that a large
+Conventions. A group's value is pooled: the mean over all its examples at the sites that sent it, so that a large
 site counts more. The disparity is the standard deviation over groups with ddof 1 unless asked otherwise, as FedUFO
 (Zhang et al., Patterns 5, 2024, https://doi.org/10.1016/j.patter.2023.100907) prints it. A quantity that is undefined
 for the groups that are known is None.
@@ -17,20 +17,20 @@ from fairflare.report.fairness import Values, finite, gap, std, worst
 from fairflare.report.values import number
 
 Cells = Mapping[str, Mapping[str, Any]]
-"""Group -> {"n", "value"}, as one site tells it."""
+"""Group -> {"n", "value"}, as one site sends it."""
 Rates = dict[str, dict[str, float]]
 """Class -> value of the attribute -> true-positive rate."""
 LABEL = "label"
 
 
-def pooled(told: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
+def pooled(sent: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
     """Group -> {"n", "value"} over sites: the sum of the sizes, and the mean of the values weighted by them.
 
     Args:
-        told: site -> group -> {"n" > 0, "value"}; what is no finite number is passed over.
+        sent: site -> group -> {"n" > 0, "value"}; what is no finite number is passed over.
     """
     totals: dict[str, list[tuple[float, float]]] = {}
-    for cells in told.values():
+    for cells in sent.values():
         for group, (n, value) in known_cells(cells).items():
             totals.setdefault(group, []).append((n, value))
     sizes = {group: math.fsum(n for n, _ in found) for group, found in totals.items()}

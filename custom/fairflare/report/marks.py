@@ -18,7 +18,7 @@ Bar = tuple[str, float | None, str]
 """Name, length and colour of a bar."""
 
 
-def bars(figure: Figure, rows: Sequence[Bar]) -> Axes:
+def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
     """Horizontal bars from zero, the first on top, values in a column at the right: nothing overlaps, however many."""
     figure.set_figheight(1.5 + 0.24 * len(rows))
     axes = figure.subplots()
@@ -30,7 +30,7 @@ def bars(figure: Figure, rows: Sequence[Bar]) -> Axes:
     axes.grid(axis="y", visible=False)
     for y, (_, value, colour) in enumerate(rows):
         ink = RED if colour == RED else DARK
-        axes.text(1.02, y, text(value), va="center", color=ink, transform=axes.get_yaxis_transform())
+        axes.text(1.02, y, text(value, decimals), va="center", color=ink, transform=axes.get_yaxis_transform())
     return axes
 
 

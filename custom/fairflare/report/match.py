@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 from fairflare.report.summary import FORMAT
 from fairflare.report.values import listing, natural, plural
 
@@ -17,10 +17,16 @@ Groups = dict[str, dict[Any, Json]]
 
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
-    "the options of the task": lambda run: run["task"]["options"] or {},
+    "the options of the task": lambda run: _without_seed(run["task"]["options"]),
     "the headline metric": lambda run: run["headline"],
     "the list of sites": lambda run: [row["site"] for row in run["sites"]],
+    "the grouping": lambda run: (run.get("groups") or {}).get("by"),
 }
+DATA_SEED = "data_seed"
+NO_OBJECTIVE = ("precision",)
+"""Training settings that change neither what is minimised nor how, but only the numbers' format."""
+USUAL = {"selector": "all", "server_optimizer": "none"}
+"""Parts that older reports do not name."""
 
 
 def complete(runs: Iterable[Json]) -> tuple[list[Json], list[str]]:
@@ -45,15 +51,18 @@ def title(run: Json) -> str:
 
 
 def require_same_data(runs: Sequence[Json]) -> None:
-    """Raise UserError at the first run whose task, options, metric, sites or, per seed, training data differ."""
-    first, by_seed = runs[0], {}
+    """Raise UserError at the first run whose task, options, metric, sites, groups or, per seed, data differ.
+
+    Runs with different seeds may have different draws of the data (``data_seed``), those with one seed may not.
+    """
+    first = runs[0]
+    by_seed: dict[Any, Json] = {}
     for run in runs:
         for what, read in MUST_AGREE.items():
             if canonical(read(run)) != canonical(read(first)):
                 raise UserError(f"compare: {what} of {title(run)} differs from that of {title(first)}")
-        # a partition may depend on the seed, so training data are compared where the seeds agree
         twin = by_seed.setdefault(run["seed"], run)
-        if _sizes(run) != _sizes(twin):
+        if data_seed(run) != data_seed(twin) or _sizes(run) != _sizes(twin):
             raise UserError(f"compare: the training data of {title(run)} differ from those of {title(twin)}")
 
 
@@ -79,6 +88,22 @@ def shared_seeds(groups: Groups) -> tuple[list[Any], list[str]]:
     return sorted(shared, key=lambda seed: natural(str(seed))), [
         f"Left out because not every method has it: {which}."
     ] if dropped else []
+
+
+def data_seed(run: Json) -> Any:
+    """The seed that the run's data were drawn with; None where the task draws nothing."""
+    return (run["task"]["options"] or {}).get(DATA_SEED)
+
+
+def objectives(groups: Groups) -> dict[str, Json]:
+    """Label -> the training settings in which not all methods agree, {} where they do: the task's protocol is theirs.
+
+    A difference between methods that were trained otherwise may come from the training as well as from the method.
+    """
+    training = {label: _any(found)["training"] or {} for label, found in groups.items()}
+    keys = sorted(set().union(*training.values()) - set(NO_OBJECTIVE))
+    unlike = [key for key in keys if len({canonical(found.get(key)) for found in training.values()}) > 1]
+    return {label: {key: found.get(key) for key in unlike} for label, found in training.items()}
 
 
 def setting_notes(groups: Groups) -> list[str]:
@@ -107,6 +132,10 @@ def _any(group: Mapping[Any, Json]) -> Json:
     return next(iter(group.values()))
 
 
+def _without_seed(options: Json | None) -> Json:
+    return {key: value for key, value in (options or {}).items() if key != DATA_SEED}
+
+
 def _sizes(run: Json) -> Json:
     return {row["site"]: row["n_examples"] for row in run["sites"]}
 
@@ -115,7 +144,21 @@ def _make(run: Json) -> Json:
     """What makes two runs runs of one method, as one flat mapping."""
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
+    parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
     return {**(run["training"] or {}), **(method["settings"] or {}), **parts}
+
+
+def _distinguished(own: Json, keys: Sequence[str]) -> list[str]:
+    """ "q=2.0" for every key; a shared quantity once, and the full name only where a bare one says too little."""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(key.rpartition(".")[2], []).append(key)
+    texts = []
+    for bare, full in found.items():
+        values = [str(own.get(key, "default")) for key in full]
+        names = [bare] if len(set(values)) == 1 else full
+        texts += [f"{name}={value}" for name, value in zip(names, values)]
+    return texts
 
 
 def _labels(runs: Sequence[Json]) -> list[str]:
@@ -127,5 +170,5 @@ def _labels(runs: Sequence[Json]) -> list[str]:
         twins = [make for make, other in zip(makes, titles, strict=True) if other == name]
         keys = sorted(set().union(*twins))
         unlike = [key for key in keys if len({canonical(twin.get(key)) for twin in twins}) > 1]
-        labels.append(", ".join([name, *(f"{key}={own.get(key, 'default')}" for key in unlike)]))
+        labels.append(", ".join([name, *_distinguished(own, unlike)]))
     return labels

@@ -1,38 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics in words: names, meanings and chance levels for the tasks' metrics; an unknown metric keeps its name."""
+"""Metrics in words, as the run wrote them down (``metrics`` of a summary or a comparison)."""
 
 from __future__ import annotations
 
-LABELS = {
-    "auc_ovo": "AUC (one-vs-one)",
-    "auc_ovr": "AUC (one-vs-rest)",
-    "auc": "AUC",
-    "macro_f1": "F1 score (macro)",
-    "dice": "Dice score",
-}
-MEANINGS = {
-    "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",
-    "accuracy": "the share of correct answers; 1 is perfect",
-    "auc_ovo": "how well pairs of classes are told apart; 1 is perfect",
-    "auc_ovr": "how well each class is told apart from the rest; 1 is perfect",
-    "auc": "how often a case is ranked above a control; 1 is perfect",
-    "dice": "the overlap with the reference outline; 1 is perfect",
-}
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.report.values import number
+
+Json = Mapping[str, Any]
 
 
-def label(metric: str) -> str:
-    """A metric's name in words."""
-    return LABELS.get(metric, metric.replace("_", " "))
+def label(metric: str, found: Json) -> str:
+    """A metric's name in words; one that the run says nothing of keeps its own.
+
+    Args:
+        metric: its name in answers and logs.
+        found: a summary or a comparison, whose "metrics" hold name -> label, meaning, chance, higher_is_better.
+    """
+    return str(_known(metric, found).get("label") or metric.replace("_", " "))
 
 
-def meaning(metric: str, n_classes: int = 0) -> str:
+def meaning(metric: str, found: Json) -> str:
     """What a metric's value means, and what guessing gets where that is known; "" if unknown."""
-    found, guessing = MEANINGS.get(metric, ""), chance(metric, n_classes)
-    return found if guessing is None else f"{found}, {guessing:.2g} is guessing"
+    text, guessing = str(_known(metric, found).get("meaning") or ""), chance(metric, found)
+    return text if guessing is None else f"{text}, {guessing:.2g} is guessing"
 
 
-def chance(metric: str, n_classes: int) -> float | None:
-    """What guessing gets: 1 / C in balanced accuracy, 0.5 in AUC; None where it depends on more."""
-    if metric == "balanced_accuracy" and n_classes > 1:
-        return 1 / n_classes
-    return 0.5 if metric in ("auc", "auc_ovo", "auc_ovr") else None
+def chance(metric: str, found: Json) -> float | None:
+    """What guessing gets; None where that is not known."""
+    return number(_known(metric, found).get("chance"))
+
+
+def higher_is_better(metric: str, found: Json) -> bool:
+    """Whether a larger value is a better one; True where the run does not say."""
+    return _known(metric, found).get("higher_is_better") is not False
+
+
+def _known(metric: str, found: Json) -> Json:
+    return (found.get("metrics") or {}).get(metric) or {}

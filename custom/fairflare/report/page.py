@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report import words
+from fairflare.report.compare import objective_words
 from fairflare.report.metrics import label
-from fairflare.report.values import capital, in_order, moment, plural, signed, stop, text
+from fairflare.report.values import capital, in_order, moment, plural, signed, size, stop, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,6 +29,9 @@ COLUMNS = {
     "corrupted": "Corrupted tests",
     "group_disparity": "Disparity over groups",
     "worst_group": "Worst group",
+    "personal_mean": "Personal models: mean",
+    "personal_worst": "Personal models: worst site",
+    "personal_std": "Personal models: spread",
 }
 
 
@@ -35,23 +39,25 @@ def render_run(summary: Json) -> str:
     """The page of one run from its report.json; the same summary gives the same bytes."""
     from markupsafe import Markup
 
-    from fairflare.report import figures, method_figures
+    from fairflare.report import figures
+    from fairflare.report.note_tables import noted
+    from fairflare.report.numbers import number_table
 
     drawn = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)
-    of_method = (method_figures.lambda_rounds, method_figures.cell_map, method_figures.layer_map)
-    of_contribution = (method_figures.contribution_rounds, method_figures.rider_rounds)
+    notes = noted(summary)
     return (
         _environment()
         .get_template("run.html.j2")
         .render(
             run=summary,
             opening=words.opening(summary),
-            figures=[Markup(svg) for svg in (draw(summary) for draw in (*drawn, *of_method)) if svg],
-            contribution_figures=[Markup(svg) for svg in (draw(summary) for draw in of_contribution) if svg],
+            figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
+            personal_figure=Markup(figures.personal_points(summary)),
+            measured=number_table(summary["numbers"]),
+            noted={**notes, "figures": [Markup(svg) for svg in notes["figures"]]},
             groups=words.groups(summary),
             opportunity=words.opportunity(summary),
-            contribution=words.contribution(summary),
-            metric=label(summary["headline"]),
+            metric=label(summary["headline"], summary),
             metrics=_metric_names(row["test"] for row in summary["sites"]),
             test_metrics=_metric_names(row["metrics"] for row in summary["test_sets"]["rows"]),
         )
@@ -73,7 +79,7 @@ def render_compare(comparison: Json) -> str:
             differences=words.differences(comparison),
             figure=Markup(method_points(comparison)),
             tradeoff=Markup(tradeoff(comparison)),
-            metric=label(comparison["headline"]),
+            metric=label(comparison["headline"], comparison),
             columns=_columns(comparison),
         )
     )
@@ -109,7 +115,9 @@ def _environment() -> Environment:
         "interval": _interval,
         "stop": stop,
         "capital": capital,
+        "objective": objective_words,
         "moment": moment,
+        "size": size,
     }
     return environment
 

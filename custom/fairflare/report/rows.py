@@ -18,12 +18,14 @@ def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], 
     """One row per site of ``sites``.
 
     ``value`` is the final model's headline metric on the site's test split, ``data_share`` n_k / n over the sites with
-    a known n_k, ``weight_mean`` the mean over the rounds in which the site was accepted, ``codes`` how often it was
-    rejected for which reason.
+    a known n_k, ``weight_mean`` the mean over the rounds in which the site was accepted, ``expected`` how many
+    updates the rounds counted on, ``codes`` how often it was rejected for which reason.
     """
     rows = [_site_row(trail, site, described.get(site) or "", headline) for site in sites]
+    asked = Counter(site for record in trail.rounds for site in expected_in(record, trail, sites))
     total = sum(row["n_examples"] or 0 for row in rows)
     for row in rows:
+        row["expected"] = asked[row["site"]]
         row["data_share"] = row["n_examples"] / total if row["n_examples"] and total else None
     return rows
 
@@ -42,7 +44,7 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
         "val": val,
         "test": test,
         "weight_last": weights[-1] if weights else None,
-        "weight_mean": mean(dict(enumerate(weights))),
+        "weight_mean": mean({str(i): weight for i, weight in enumerate(weights)}),
         "accepted": len(accepted),
         "rejected": len(refusals),
         "codes": dict(sorted(Counter(str(refusal.get("code")) for refusal in refusals).items())),
@@ -67,14 +69,14 @@ def round_row(record: Entry, headline: str, higher: bool) -> Json:
 
 
 def contributions(trail: Trail, sites: Sequence[str]) -> Json:
-    """How many contributions were expected (sites times recorded rounds), accepted, rejected and never came."""
+    """How many updates were expected (``expected``, over the recorded rounds), accepted, rejected and never came."""
     accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
     rejections = [
         {"round": record["round"], "site": site, **_refusal(record, site)}
         for record in trail.rounds
         for site in in_order(_part(record, "rejected"))
     ]
-    expected = len(sites) * len(trail.rounds)
+    expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
     return {
         "rounds": len(trail.rounds),
         "expected": expected,
@@ -83,6 +85,12 @@ def contributions(trail: Trail, sites: Sequence[str]) -> Json:
         "absent": expected - accepted - len(rejections),
         "rejections": rejections,
     }
+
+
+def expected_in(record: Entry, trail: Trail, sites: Sequence[str]) -> set[str]:
+    """The sites that a round counted on: those selected for it, or all that train; a site left out trains nothing."""
+    asked = record["selected"] if "selected" in record else trail.start.get("sites") or sites
+    return {*asked, *_part(record, "accepted"), *_part(record, "rejected")}
 
 
 def _refusal(record: Entry, site: str) -> Json:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.personal import personal_of
 from fairflare.report.values import json_value
 
 Json = dict[str, Any]
 
 
-def report_json(summary: Json, entries: Sequence[Json]) -> Json:
+def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """The content of report.json.
 
     Args:
@@ -21,7 +22,8 @@ def report_json(summary: Json, entries: Sequence[Json]) -> Json:
     Returns:
         method, title, task, seed, rounds (done), env, status, reason;
         sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), n_val, val_metrics (its
-        validation split), weight (per round, null where the site was not part of it);
+        validation split), personal_metrics and personal_val_metrics (the same of the site's personal model, null where
+        it has none), weight (per round, null where the site was not part of it);
         fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
         clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
         detail: the summary.
@@ -58,7 +60,7 @@ def report_json(summary: Json, entries: Sequence[Json]) -> Json:
     )
 
 
-def last_rounds(entries: Sequence[Json], table_sets: Mapping[str, str]) -> Json:
+def last_rounds(entries: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
     """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
 
     Args:
@@ -74,8 +76,8 @@ def last_rounds(entries: Sequence[Json], table_sets: Mapping[str, str]) -> Json:
     return found
 
 
-def _sites(summary: Json, entries: Sequence[Json]) -> Json:
-    sizes = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+def _sites(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+    sizes: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
     return {
         row["site"]: {
             "kind": row["description"],
@@ -84,6 +86,7 @@ def _sites(summary: Json, entries: Sequence[Json]) -> Json:
             "metrics": row["test"],
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
+            **personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

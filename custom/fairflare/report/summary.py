@@ -6,14 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.settings import flat
 from fairflare.report.fairness import describe, mean
+from fairflare.report.metrics import higher_is_better
+from fairflare.report.notes import note_sections
+from fairflare.report.numbers import number_sections
+from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
+from fairflare.report.personal import personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.schema import last_rounds
-from fairflare.report.sections import contribution_section, group_section, layer_section, preflight_section
-from fairflare.report.trail import Trail, read_trail, timing
+from fairflare.report.sections import group_section, preflight_section
+from fairflare.report.trail import Trail, read_trail, timing, traffic
 from fairflare.report.values import in_order, json_value, number, stop
 
-FORMAT = 1
+FORMAT = 2
 CI_CAVEAT = "The interval of the mean resamples sites; it does not cover the chance in training."
 WEIGHTS_CAVEAT = (
     "Aggregation weights say how strongly a site's update was used in a round. Weights are not payments and do not "
@@ -22,26 +28,26 @@ WEIGHTS_CAVEAT = (
 Json = dict[str, Any]
 
 
-def summarise(config: Json, entries: list[Json], facts: Json, test_sets: dict[str, Json]) -> Json:
+def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """What is known of a run, finished or not, as JSON values without NaN; sites in natural order.
 
     Args:
-        config: the run's config.json.
+        config: the run's config.json; its "about" says what task and method are, see ``build.about``.
         entries: the parsed lines of audit.jsonl, in order; may be empty or end anywhere.
-        facts: of the task: title, real, simulated, classes, headline and sites {name: description}.
-        test_sets: shared test sets by name: {"corrupted", "n", "metrics"}; empty where the task has none.
 
     Returns:
-        status, reason, headline, higher_is_better, method, task, training, seed, fairness (final model, each site's
-        test split), sites (one row each), rounds (weights and headline metric of the received model, per site),
-        contributions, test_sets, preflight, timing, provenance and caveats; groups, contribution_shares and
-        layer_weights (``sections``), each None where the run has none.
+        status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
+        model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
+        per site), contributions, test_sets, preflight, personal (see there) and groups (None where the run has none),
+        numbers of the sites (``numbers.number_sections``), notes of the rule (``notes.note_sections``), timing,
+        traffic, provenance and caveats.
     """
     trail = read_trail(entries)
-    headline = facts.get("headline") or "balanced_accuracy"
-    described = facts.get("sites") or {}
+    about = config.get("about") or {}
+    headline = about.get("headline") or "balanced_accuracy"
+    described = about.get("sites") or {}
     sites = trail.sites() or in_order(described)
-    higher = not headline.endswith(("loss", "error"))
+    higher = higher_is_better(headline, about)
     rows = site_rows(trail, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
     summary = {
@@ -49,35 +55,42 @@ def summarise(config: Json, entries: list[Json], facts: Json, test_sets: dict[st
         "status": trail.status,
         "reason": trail.finish.get("reason"),
         "headline": headline,
+        "metrics": about.get("metrics") or {},
         "higher_is_better": higher,
-        **_identity(config, facts, trail),
+        **_identity(config, about, trail),
         "fairness": {"metric": headline, "split": "test", **describe(values, higher)},
         "sites": rows,
         "rounds": [round_row(record, headline, higher) for record in trail.rounds],
         "contributions": contributions(trail, sites),
-        "test_sets": {**_test_sets(test_sets, headline), "last": last_rounds(entries, facts.get("table_sets") or {})},
+        "test_sets": {
+            **_test_sets(trail.test_sets(), headline),
+            "last": last_rounds(entries, about.get("table_sets") or {}),
+        },
         "preflight": preflight_section(trail),
-        "groups": group_section(trail, config, facts),
-        "contribution_shares": contribution_section(trail, {row["site"]: row["data_share"] for row in rows}),
-        "layer_weights": layer_section(trail),
+        "personal": personal_section(trail, sites, headline, higher),
+        "groups": group_section(trail, config, about),
+        "numbers": number_sections(trail, sites, about.get("numbers") or {}),
+        "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
+        "traffic": traffic(trail),
         "provenance": _provenance(config, trail),
     }
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
-def _identity(config: Json, facts: Json, trail: Trail) -> Json:
-    training = config.get("training") or {}
+def _identity(config: Json, about: Json, trail: Trail) -> Json:
+    training, settings = config.get("training") or {}, config.get("settings")
     return {
         "method": {
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
-            **{key: config.get(key) for key in ("paper", "settings", "trainer", "probes")},
+            **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
+            "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
         },
         "task": {
             "id": config.get("task"),
             **{key: config.get(key) for key in ("preset", "options")},
-            **{key: facts.get(key) for key in ("title", "real", "simulated", "classes")},
+            **{key: about.get(key) for key in ("title", "real", "simulated", "classes", "drawn")},
         },
         "training": training,
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
@@ -130,6 +143,7 @@ def _caveats(summary: Json) -> list[str]:
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
+        (summary["personal"] is not None, PERSONAL_CAVEAT),
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]

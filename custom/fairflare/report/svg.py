@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 WIDTH = 4.9
 """Inches; at 72 units per inch the figure is about as wide as a phone's screen, so that its text is read unscaled."""
 BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"
-"""Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), told apart by colour-blind readers."""
+"""Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish."""
 GREY, DARK = "#b4b4b4", "#333333"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fairflare",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -56,24 +56,29 @@ def inline(key: str) -> Callable[[Draw], Callable[[dict[str, Any]], str]]:
     def decorate(draw: Draw) -> Callable[[dict[str, Any]], str]:
         @functools.wraps(draw)
         def render(data: dict[str, Any]) -> str:
-            import matplotlib
-            from matplotlib.backends.backend_svg import FigureCanvasSVG
-            from matplotlib.figure import Figure
-
-            with matplotlib.rc_context(STYLE):
-                figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-                FigureCanvasSVG(figure)
-                title = draw(figure, data)
-                if title is None:
-                    return ""
-                figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-            return _element(buffer.getvalue(), key, title)
+            return rendered(key, lambda figure: draw(figure, data))
 
         return render
 
     return decorate
+
+
+def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
+    """The SVG of what ``draw(figure) -> title`` draws; "" where it returns None. ``key``: see ``inline``."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
+        FigureCanvasSVG(figure)
+        title = draw(figure)
+        if title is None:
+            return ""
+        figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return _element(buffer.getvalue(), key, title)
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:

@@ -3,19 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fairflare.core.notes import numbers
 
 FOLDER = "tb_events"
 
 
 class TensorBoard:
-    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``."""
+    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``.
 
-    def __init__(self, folder: Path) -> None:
+    Of the rule's notes it writes ``note_<name>`` (per round) and ``note_<name>/<site or group>``.
+
+    Args:
+        folder: the run's folder.
+        notes: what the rule declares, see ``core.notes.Note.to_json``.
+    """
+
+    def __init__(self, folder: Path, notes: Sequence[Mapping[str, Any]] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._notes = notes
         self._writer = SummaryWriter(str(folder / FOLDER))
 
     def saw(self, entry: Mapping[str, Any]) -> None:
@@ -32,6 +42,9 @@ class TensorBoard:
                 self._writer.add_scalar(f"probe_{name}/{site}", value, step)
         for phase, seconds in entry["seconds"].items():
             self._writer.add_scalar(f"time/{phase}", seconds, step)
+        for note in self._notes:
+            for name, value in numbers(note, entry["notes"].get(note["name"])).items():
+                self._writer.add_scalar("/".join(filter(None, (f"note_{note['name']}", name))), value, step)
         self._fairness(entry["accepted"], step)
         self._writer.flush()
 

@@ -23,8 +23,8 @@ class Trail:
         resumes: the "resume" records in their order.
         evaluation: the last "evaluation" after the last resume, else empty.
         finish: the last "finish" after the last resume, else empty.
-        n_entries: records in the log, superseded ones included.
-        head: hash of the last record; with it the whole chain can be checked.
+        n_entries: records in the log, superseded ones included, records of reports not.
+        head: hash of the last of these; with it the chain up to there can be checked.
         times: times of the first and the last record, ISO 8601 UTC.
     """
 
@@ -49,6 +49,12 @@ class Trail:
             named.update(record.get("accepted") or (), record.get("rejected") or ())
         return in_order(named)
 
+    def test_sets(self) -> Mapping[str, Any]:
+        """The last model's scores on the shared test sets: those of the last round of all, or of a failed run's end."""
+        last = self.rounds[-1] if self.rounds else {}
+        final = bool(last) and last["round"] == last["rounds"] and last.get("model_sha256") == self.model_sha256()
+        return (last if final else self.finish).get("test_sets") or {}
+
     def model_sha256(self) -> str | None:
         """Hash of the last model that the log knows of."""
         records = (self.finish, self.evaluation, *reversed(self.rounds), self.start)
@@ -57,7 +63,7 @@ class Trail:
 
 def read_trail(entries: Iterable[Entry]) -> Trail:
     """The records that count of ``entries``, audit records in the order in which they were written."""
-    trail, rounds, records = Trail(), {}, list(entries)
+    trail, rounds, records = Trail(), {}, [e for e in entries if e.get("event") != "report"]
     for record in records:
         event = record.get("event")
         if event == "start":
@@ -91,6 +97,13 @@ def timing(trail: Trail) -> dict[str, Any]:
         "phases": phases,
         "rounds": len(trail.rounds),
     }
+
+
+def traffic(trail: Trail) -> dict[str, int | None]:
+    """Bytes "down" to the sites and "up" from them over the recorded rounds; None where the log counts none."""
+    counted = [found for record in trail.rounds for found in (record.get("bytes") or {}).values()]
+    totals = {way: int(sum(number(found.get(way)) or 0 for found in counted)) for way in ("down", "up")}
+    return {way: total if counted else None for way, total in totals.items()}
 
 
 def _moment(time: str | None) -> datetime | None:

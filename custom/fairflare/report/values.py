@@ -52,10 +52,40 @@ def text(value: Any, digits: int = 3) -> str:
     return MISSING if found is None else f"{found:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def digits(values: Iterable[float | None]) -> int:
+    """Decimals with which the largest of ``values`` shows about three figures, 0 to 6."""
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
+    if largest == 0 or 0.1 <= largest < 10:
+        return 3
+    return min(6, max(0, 2 - math.floor(math.log10(largest))))
+
+
 def signed(value: Any, digits: int = 3) -> str:
     """A difference with its sign: "+0.012"."""
     found = number(value)
     return MISSING if found is None else f"{found:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def with_half_width(found: Mapping[str, Any]) -> str:
+    """ "0.812 ± 0.010": a mean and half the width of its interval, where it has one."""
+    half = "" if found["low"] is None else f" ± {text(found['high'] - found['mean'])}"
+    return text(found["mean"]) + half
+
+
+def with_interval(found: Mapping[str, Any]) -> str:
+    """ "+0.012 [-0.003, +0.027]": a difference and its interval, where it has one."""
+    interval = "" if found["low"] is None else f" [{signed(found['low'])}, {signed(found['high'])}]"
+    return signed(found["mean"]) + interval
+
+
+def size(n_bytes: int) -> str:
+    """ "512 B", "12.6 kB", "1.2 GB": bytes in steps of 1000."""
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.metrics import chance, label, meaning
-from fairflare.report.values import listing, plural, signed, text
+from fairflare.report.values import capital, listing, plural, signed, text
 
 Json = Mapping[str, Any]
 
@@ -27,11 +28,11 @@ def _state(summary: Json) -> list[str]:
 
 
 def _service(summary: Json) -> list[str]:
-    fairness, metric = summary["fairness"], label(summary["headline"])
+    fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return ["There is no result of a final model on the sites' test examples: nothing can be said about fairness."]
     n, low, high = fairness["n_sites"], fairness["worst"], fairness["best"]
-    explained = meaning(summary["headline"], len(summary["task"]["classes"] or ()))
+    explained = meaning(summary["headline"], summary)
     explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
     found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
@@ -42,15 +43,27 @@ def _service(summary: Json) -> list[str]:
             f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
             f"a gap of {text(fairness['gap'])}."
         )
-    found += _next_worst(summary)
+    found += _next_worst(summary) + _personal(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {listing(fairness['left_out'])}.")
     return found
 
 
+def _personal(summary: Json) -> list[str]:
+    """What changes with a model for each site, where there is one."""
+    own = (summary["personal"] or {}).get("personal") or {"mean": None}
+    if own["mean"] is None:
+        return []
+    worst = own["worst"]
+    return [
+        f"With each site's own model it is {text(own['mean'])} on average and "
+        f"{text(worst['value'])} at the worst site ({worst['site']})."
+    ]
+
+
 def _guessing(summary: Json) -> list[str]:
     """A warning where the mean, or the lower end of its interval, is no higher than guessing."""
-    fairness, guessing = summary["fairness"], chance(summary["headline"], len(summary["task"]["classes"] or ()))
+    fairness, guessing = summary["fairness"], chance(summary["headline"], summary)
     low = fairness["mean"] if fairness["ci"]["low"] is None else fairness["ci"]["low"]
     return ["That is not clearly better than guessing."] if guessing is not None and low <= guessing else []
 
@@ -76,11 +89,11 @@ def _refusals(summary: Json) -> list[str]:
     if not found["expected"]:
         return []
     if not missing:
-        return [f"No contribution was left out of the model ({found['accepted']} accepted)."]
-    counts = {row["site"]: found["rounds"] - row["accepted"] for row in summary["sites"]}
+        return [f"No update was left out of the model ({found['accepted']} accepted)."]
+    counts = {row["site"]: row["expected"] - row["accepted"] for row in summary["sites"]}
     who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
     were = "was" if missing == 1 else "were"
-    return [f"{missing} of {found['expected']} contributions {were} rejected or never arrived: {who}."]
+    return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
 
 
 def _times(count: int) -> str:
@@ -102,12 +115,12 @@ def groups(summary: Json) -> list[str]:
     found = summary["groups"]
     if not found:
         return []
-    parts = (_spread(found) + _mixtures(found), _held_back(found))
+    parts = (_spread(found, label(found["metric"], summary)) + _mixtures(found), _held_back(found))
     return [" ".join(sentences) for sentences in parts if sentences]
 
 
-def _spread(found: Json) -> list[str]:
-    lowest, metric = found["worst"], label(found["metric"])
+def _spread(found: Json, metric: str) -> list[str]:
+    lowest = found["worst"]
     if lowest["group"] is None:
         return []
     sentences = [f"The model's {metric} is lowest in the group {lowest['group']} ({text(lowest['value'])})."]
@@ -131,14 +144,14 @@ def _mixtures(found: Json) -> list[str]:
 
 
 def _held_back(found: Json) -> list[str]:
-    expected, told, least = found["cells"]["expected"], found["cells"]["told"], found["min_count"]
+    expected, sent, least = found["cells"]["expected"], found["cells"]["sent"], found["min_count"]
     if least is None:
-        return ["min_count is none: sites tell no numbers of groups."] if not told else []
-    missing = "all of them came" if told == expected else f"{expected - told} of {expected} are missing"
+        return ["min_count is none: sites send no numbers of groups."] if not sent else []
+    missing = "all of them came" if sent == expected else f"{expected - sent} of {expected} are missing"
     return [
-        f"A site tells a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
+        f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
         f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
-        "what was told."
+        "what was sent."
     ]
 
 
@@ -159,48 +172,40 @@ def _attribute(by: str) -> str:
     return listing(key.strip() for key in by.split("+") if key.strip() != "label")
 
 
-def contribution(summary: Json) -> list[str]:
-    """What the page says of contributions: what they agree with, and whom the free-rider rule marks; [] for none."""
-    found = summary["contribution_shares"]
-    if not found:
-        return []
-    agreed = found["agreement"]
-    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
-    first = f"Last shares against shares of the examples: {numbers}, cosine: {text(agreed['cosine'])}."
-    return [first] + _riders(found)
-
-
-def _riders(found: Json) -> list[str]:
-    if found["usual_score"] is None:
-        return []
-    marked = [row["site"] for row in found["rows"] if row["flagged"]]
-    who = f"Marked: {listing(marked)}." if marked else "No site is marked."
-    if not found["usual_score"]:
-        who = "The median site's score is 0, so no site can be compared with it."
-    return [
-        "The free-rider score of a round is the novelty of a site's update (1 minus its cosine with the other sites' "
-        "update) times the error gap (how far training moved the error on the site's own validation data). A site is "
-        f"marked when its median over rounds exceeds {found['factor']:g} times the median of all sites' medians. "
-        "Score and limit are this package's interpretation of the FedCE paper; a mark is a reason to look, not a "
-        f"verdict. {who}"
-    ]
-
-
 def opening_compare(comparison: Json) -> list[str]:
-    """What the comparison shows first: which method is best on average and at the worst site, over how many seeds."""
-    methods, metric, seeds = comparison["methods"], label(comparison["headline"]), comparison["seeds"]
-    pick = max if comparison["higher_is_better"] else min
+    """What the comparison shows first: which method is best on average and at the worst site, over how many seeds.
+
+    Only among methods that were trained under one objective is one named best.
+    """
+    methods, seeds = comparison["methods"], comparison["seeds"]
     found = [f"{plural(len(methods), 'method')} were run on the same data with {plural(len(seeds), 'matched seed')}."]
-    for quantity, meant in (
-        ("mean", f"The best {metric} on average over the sites"),
-        ("worst", f"The best {metric} at the worst site"),
-    ):
+    found.append(f"{capital(drawn_words(comparison))}.")
+    alike: dict[str, list[Json]] = {}
+    for method in methods:
+        alike.setdefault(objective_words(method), []).append(method)
+    if len(alike) > 1:
+        how = "; ".join(f"{listing(method['label'] for method in some)}: {words}" for words, some in alike.items())
+        found.append(
+            f"Not all were trained under one objective ({how}), so none is named best of all: a difference may come "
+            "from the training as well as from the method."
+        )
+    for words, some in alike.items():
+        if len(some) > 1 or len(alike) == 1:
+            found += _best(comparison, some, f" with {words}" if words else "")
+    if len(seeds) < 2:
+        found.append("With one seed no difference below can be distinguished from chance.")
+    return found
+
+
+def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
+    """Which of ``methods``, all trained alike, is best on average and at the worst site."""
+    metric, pick = label(comparison["headline"], comparison), max if comparison["higher_is_better"] else min
+    found = []
+    for quantity, where in (("mean", "on average over the sites"), ("worst", "at the worst site")):
         known = [method for method in methods if method[quantity]["mean"] is not None]
         if known:
             top = pick(known, key=lambda method: method[quantity]["mean"])
-            found.append(f"{meant}: {top['label']} with {text(top[quantity]['mean'])}.")
-    if len(seeds) < 2:
-        found.append("With one seed no difference below can be told from chance.")
+            found.append(f"The best {metric} {where}{among}: {top['label']} with {text(top[quantity]['mean'])}.")
     return found
 
 
@@ -214,8 +219,12 @@ def _difference(comparison: Json, method: Json) -> str:
     if paired["mean"] is None:
         return f"{method['label']}: no worst-site result to compare with {first}."
     begin = f"{method['label']}: its worst site differs from that of {first} by {signed(paired['mean'])}"
+    alike = same_objective(comparison, method)
+    end = "" if alike else f" It was trained under another objective ({objective_words(method)})."
     if paired["low"] is None:
-        return f"{begin} (one seed, no interval)."
+        return f"{begin} (one seed, no interval).{end}"
+    if not alike:
+        return f"{begin} (95 % interval {signed(paired['low'])} to {signed(paired['high'])}).{end}"
     sure = "includes" if paired["low"] <= 0 <= paired["high"] else "does not include"
     return (
         f"{begin} (95 % interval {signed(paired['low'])} to {signed(paired['high'])}, which {sure} zero; better in "

@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fairflare.assembly import CONFIG, build_parts, scorer
-from fairflare.clinic.base import Task
-from fairflare.clinic.grouping import NONE
-from fairflare.config import RunConfig
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.core.types import StateDict
 from fairflare.federation import audit
-from fairflare.federation.loop import AUDIT, MODEL, load_model
-from fairflare.federation.state import save_json, save_text
+from fairflare.federation.files import (
+    AUDIT,
+    CHECKPOINT,
+    CONFIG,
+    MODEL,
+    MOST_JSON,
+    is_file,
+    is_there,
+    read_bytes,
+    read_json,
+)
+from fairflare.federation.history import REPORT as RECORD
+from fairflare.federation.history import RunHistory, events, read_final, read_history, read_standing
+from fairflare.federation.state import json_text, save_text
 from fairflare.report.page import render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
@@ -29,26 +36,42 @@ PAGE = "report.html"
 def write_report(folder: Path) -> dict[str, Any]:
     """(Re)write both files and return the content of ``report.json``.
 
-    The shared test sets of a simulated task, which no site holds, are scored here when the run ended before its last
-    rounds, which are scored as they go.
+    The log records their hashes before they are written. The head that they print is that of the log before this
+    record: a report cannot hold the hash of a line that holds its own. Nothing but the folder is read: what task and
+    method are was written down before the first round, and every score during the run.
 
     Raises:
-        UserError: the folder holds no run, or its audit chain is broken.
+        UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, or an older version
+            wrote it.
     """
-    for name in (CONFIG, AUDIT):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}: expected the folder of a run, found no {name}")
-    content = read_json(folder / CONFIG)
-    described, config = _without_paths(content), RunConfig.from_json(content)
-    entries = audit.verify(folder / AUDIT)
-    parts = build_parts(config, at_site=True)
-    model = _logged_model(folder, entries)
-    scores = _scored(entries) or scorer(parts, config.training["batch_size"])(model)
-    summary = summarise(described, entries, facts(parts.task, config.group_by, config.clients), scores)
-    report = report_json(summary, entries)
-    save_json(folder / REPORT, report)
-    save_text(folder / PAGE, render_run(summary))
+    _require_run(folder)
+    log = audit.AuditLog(folder / AUDIT)
+    course, entries = read_history(log.entries), events(log.entries)
+    config = _described(_checked_config(folder, course))
+    model = _logged_model(folder, course)
+    try:
+        summary = summarise(_without_paths(config), entries)
+        report = report_json(summary, entries)
+        texts = {REPORT: json_text(report), PAGE: render_run(summary)}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # The chain holds, and its lines say what no run writes: whoever can write the folder made them.
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{AUDIT}: holds values that no report can be made of ({reason[:120]})") from error
+    about = {"status": report["status"], "reason": report["reason"], "model_sha256": audit.model_hash(model)}
+    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    record = {"of": course.last["hash"], **about, "files": files}
+    if not course.reports or {**course.reports[-1], **record} != course.reports[-1]:
+        log.append(RECORD, **record)
+    for name, text in texts.items():
+        save_text(folder / name, text)
     return report
+
+
+def _described(config: dict[str, Any]) -> dict[str, Any]:
+    """``config``, which says what task and method are; raises UserError for one that does not."""
+    if not isinstance(config.get("about"), dict):
+        raise UserError(f"{CONFIG}: was written by an older version of this package, which alone can write its report")
+    return config
 
 
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
@@ -60,71 +83,119 @@ def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     return {**described, "options": options}
 
 
-def _scored(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The scores that the log holds of its last round."""
-    rounds = [e for e in entries if e["event"] == "round"]
-    return rounds[-1].get("test_sets") or {} if rounds else {}
+def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
+    """The audit entries of a run, but for records of reports, when the log and every file it speaks of fit together.
 
+    Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
+    ``report.json`` and ``report.html`` by their bytes; model, rule state, declared counts and round of
+    ``checkpoint.pt``; ``model.pt``; and that none of them is missing. Nothing is changed. Not to be found without the
+    head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
-def facts(task: Task, group_by: str = NONE, clients: Sequence[str] = ()) -> dict[str, Any]:
-    """What a reader must know about a task: what is real, what is simulated, what the sites and the groups are."""
-    return {
-        "title": task.title,
-        "real": task.real,
-        "simulated": task.simulated,
-        "classes": list(task.classes),
-        "headline": task.headline,
-        "sites": dict(zip(clients or task.sites(), task.sites().values(), strict=True)),
-        "table_sets": task.table_sets(),
-        "groups": list(task.grouping(group_by).names),
-        "group_metric": "accuracy" if task.class_labels else task.headline,
-    }
-
-
-def verify_run(folder: Path) -> list[dict[str, Any]]:
-    """The audit entries of a run whose chain is whole and to which every other file of the folder fits.
-
-    Checked: each line's hash and canonical form, ``model.pt`` (or the checkpoint) against the last model hash,
-    ``config.json`` against the first line, ``report.json`` against the chain's head, and that a run with a ``model.pt``
-    has its last line. Not to be found without the head kept elsewhere: a chain written anew from the first line on.
+    Args:
+        folder: the run's.
+        head: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
 
     Raises:
         UserError: one line that says what does not fit.
     """
-    if not (folder / AUDIT).is_file():
-        raise UserError(f"{folder}: expected the folder of a run, found no {AUDIT}")
-    entries = audit.verify(folder / AUDIT)
-    _logged_model(folder, entries)
-    if (folder / MODEL).is_file() and entries[-1]["event"] != "finish":
-        raise UserError(f"{AUDIT}: the last entry is missing: the run ended, and the log does not say so")
-    config = RunConfig.from_json(read_json(folder / CONFIG))
-    if entries[0].get("config_sha256") != config.sha256():
-        raise UserError(f"{CONFIG}: is not the configuration that {AUDIT} begins with")
-    if (folder / REPORT).is_file():
-        head = read_json(folder / REPORT).get("detail", {}).get("provenance", {}).get("chain_head")
-        if head != entries[-1]["hash"]:
-            raise UserError(f"{REPORT}: was made from another log; `fairflare report {folder}` writes it anew")
-    return entries
+    return events(verified_run(folder, head)[1])
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises UserError when there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(f"{path}: expected a JSON file") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return content
+def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]]:
+    """What ``verify_run`` checks and raises: what the log says, and all its entries."""
+    course, entries = _verified(folder, torn=False)
+    if read_final(folder, course) is None and course.finish:
+        raise UserError(f"{MODEL}: is missing, and {AUDIT} says that the run ended")
+    _check_reports(folder, course)
+    if head and head not in {entry["hash"] for entry in entries}:
+        raise UserError(f"{AUDIT}: no line has the hash {head[:64]!r}: it is not the log whose head was kept")
+    return course, entries
 
 
-def _logged_model(folder: Path, entries: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """The folder's model, which must be the one that the log ends with (or, cut short while saving, the one before)."""
-    try:
-        model = load_model(folder)
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no round was finished, so there is no model") from None
-    logged = [e["model_sha256"] for e in entries if "model_sha256" in e]
-    if audit.model_hash(model) not in (logged[-1:] if (folder / MODEL).is_file() else logged[-2:]):
-        raise UserError(f"{folder / MODEL}: is not the model that {AUDIT} ends with")
-    return model
+def absent(folder: Path, course: RunHistory) -> list[str]:
+    """What a verified run lacks: "not ended" without the log's end, "no report" without its record or a file of it."""
+    reported = bool(course.reports) and all(is_file(folder / name) for name in (REPORT, PAGE))
+    return ([] if course.finish else ["not ended"]) + ([] if reported else ["no report"])
+
+
+def check_resumable(folder: Path) -> RunHistory | None:
+    """What the log says of the run in ``folder``, when every file there fits to it, so that it can go on.
+
+    As ``verify_run``, but for what a kill leaves: a last line without its end, a checkpoint or report not yet written.
+    None: the process was killed before the first line was there.
+
+    Raises:
+        UserError: one line that says what does not fit.
+    """
+    if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
+        for name in (CHECKPOINT, MODEL, REPORT, PAGE):
+            if is_there(folder / name):
+                raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
+        return None
+    _require_run(folder)
+    _described(read_json(folder / CONFIG))
+    course, _ = _verified(folder, torn=True)
+    read_final(folder, course)
+    for name in (REPORT, PAGE):
+        known = [record["files"].get(name) for record in course.reports]
+        if is_there(folder / name) and _file_hash(folder / name) not in known:
+            raise UserError(f"{name}: {AUDIT} does not record it; `fairflare report {folder}` writes it anew")
+    return course
+
+
+def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, list[dict[str, Any]]]:
+    _require_run(folder)
+    entries = audit.verify(folder / AUDIT, torn=torn)
+    course = read_history(entries)
+    _checked_config(folder, course)
+    read_standing(folder, course)
+    return course, entries
+
+
+def _require_run(folder: Path) -> None:
+    for name in (CONFIG, AUDIT):
+        if not is_there(folder / name):
+            raise UserError(f"{folder}: expected the folder of a run, found no {name}")
+        if not is_file(folder / name):
+            raise UserError(f"{folder}: expected the folder of a run, {name} is no file")
+
+
+def _checked_config(folder: Path, course: RunHistory) -> dict[str, Any]:
+    """The content of ``config.json``, whose bytes are those that the log begins with."""
+    if _file_hash(folder / CONFIG) != course.start.get("config_json_sha256"):
+        raise UserError(f"{CONFIG}: is that of a run of another configuration than {AUDIT} begins with, or was changed")
+    return read_json(folder / CONFIG)
+
+
+def _logged_model(folder: Path, course: RunHistory) -> StateDict:
+    """The folder's model: ``model.pt`` of a run that ended, else that of the last checkpoint."""
+    standing, final = read_standing(folder, course), read_final(folder, course)
+    if final is not None:
+        return final
+    if standing is None:
+        raise UserError(f"{folder}: no round was finished, so there is no model")
+    return standing.model
+
+
+def _check_reports(folder: Path, course: RunHistory) -> None:
+    """The reports' bytes are those of the log's last record of them; a run that ended since must have it anew."""
+    again = f"`fairflare report {folder}` writes it anew"
+    record: Mapping[str, Any] = course.reports[-1] if course.reports else {"files": {}, "of": ""}
+    for name in (REPORT, PAGE):
+        recorded = record["files"].get(name)
+        if not is_there(folder / name):
+            if recorded:
+                raise UserError(f"{name}: is missing, and {AUDIT} records it; {again}")
+        elif not recorded or _file_hash(folder / name) != recorded:
+            raise UserError(f"{name}: is not the report that {AUDIT} records; {again}")
+    if not record["of"]:
+        return
+    if course.finish and record["of"] != course.finish["hash"]:
+        raise UserError(f"{REPORT}: was made before the run ended; {again}")
+    provenance = (read_json(folder / REPORT).get("detail") or {}).get("provenance") or {}
+    if provenance.get("chain_head") != record["of"]:
+        raise UserError(f"{REPORT}: was made from another log; {again}")
+
+
+def _file_hash(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path, MOST_JSON)).hexdigest()

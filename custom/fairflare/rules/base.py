@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fairflare.contracts import Offer, Reply, Round, StateDict, Training, Weights
+from fairflare.core.notes import Note
+from fairflare.core.types import Info, Need, Offer, Reply, StateDict, Training, Weights
 
 State = Mapping[str, Any]
 """A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
@@ -18,19 +19,41 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule makes of one round: the next model, the weight of each accepted site, and the rule's next state."""
+    """What a rule makes of one round.
+
+    Attributes:
+        model: w^{t+1}, with the entries of w^t.
+        weights: site -> its share of the update, for the sites of the round's replies.
+        state: the rule's next state.
+        notes: name -> value of what ``Rule.notes`` declares, as far as the round has it.
+        models: site -> a model of its own, with the entries of w^t, if the rule gives sites such (``own_models``). The
+            site is sent it in the rounds to come, until it is given another; sites without one are sent ``model``.
+    """
 
     model: StateDict
     weights: Weights
     state: State
     notes: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, StateDict] = field(default_factory=dict)
 
 
 class Rule(ABC):
-    """A server rule: a frozen dataclass of parameters whose methods are pure functions of replies and state.
+    """A server rule: a frozen dataclass of parameters whose methods are pure functions of what they are given.
 
-    A rule that only weighs whole models implements ``weigh``; one that treats layers or positions apart overrides
-    ``aggregate``. Replies arrive sorted by site name, at least one, all of them accepted by the gate.
+    A rule that weighs whole models derives from ``WeighingRule`` and implements ``weigh``; one that treats layers or
+    positions apart implements ``aggregate``. Replies arrive sorted by site name, at least one, all of them accepted by
+    the gate.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = ()
+    """What ``Outcome.notes`` may hold."""
+    own_models: ClassVar[bool] = False
+    """Whether ``Outcome.models`` may hold any; there are none in runs with secure sums."""
+    donates: ClassVar[bool] = False
+    """Whether ``aggregate`` may use up the state that it is given (optax's donated arguments); else it leaves it alone.
+
+    For a state as large as the sites' models, of which a copy would double the server's memory. Whoever calls
+    ``aggregate`` twice with one state passes a copy then.
     """
 
     @property
@@ -46,11 +69,18 @@ class Rule(ABC):
         """
         return ()
 
-    def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
-        """The numbers that ``site`` alone is told before it trains; none by default."""
+    def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
+        """The numbers that are sent to ``site`` alone before it trains; none by default."""
         return {}
 
-    def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> StateDict | None:
+    def tensors_for(self, state: State, site: str, info: Info) -> dict[str, StateDict]:
+        """Name -> {entry: tensor}, sent to ``site`` beside the model before it trains; none by default.
+
+        A rule that sends all sites the same returns the same tensors for every ``site``.
+        """
+        return {}
+
+    def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict | None:
         """The model of a second exchange, sent to the sites whose replies were accepted; None: there is none.
 
         What their "anchored" probes then report is added to the replies' scalars before ``aggregate``.
@@ -58,16 +88,13 @@ class Rule(ABC):
         return None
 
     @abstractmethod
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """Non-negative weights that sum to 1 over the replies' sites, and the next state."""
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """The next model, the sites' weights and the next state; pure, but for what ``donates`` allows."""
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
-        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``.
-
-        A rule may build its next state in the memory of ``state``, which nobody uses again.
-        """
-        weights, next_state = self.weigh(replies, state, round)
-        return Outcome(add_weighted(model, replies, weights), weights, next_state)
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What it needs of every site's data beyond an example to train on; nothing by default."""
+        return ()
 
     def missing(self, offer: Offer) -> str:
         """What the task lacks for this rule, in words that end a sentence; empty when nothing is missing."""
@@ -78,15 +105,31 @@ class Rule(ABC):
         return ""
 
 
-class SummedRule(Rule):
+class WeighingRule(Rule):
+    """A rule that gives every site one weight for its whole model."""
+
+    @abstractmethod
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        """Non-negative weights that sum to 1 over the replies' sites, and the next state; always pure."""
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``."""
+        weights, next_state = self.weigh(replies, state, info)
+        return Outcome(add_weighted(model, replies, weights), weights, next_state)
+
+
+class SummedRule(WeighingRule):
     """A rule whose weights follow from sums over the sites: with secure sums no site's own numbers need leave it.
 
     Each site turns its numbers into ``terms``, learns the sums of everyone's terms, and multiplies its update by
     ``own_weight`` before it is masked. What a site keeps of the rounds before, the server then does not know.
+    ``orders`` must be the same for every site: masks depend on them.
     """
 
     n_terms: ClassVar[int]
     """Numbers in ``terms``."""
+    counted: ClassVar[int | None] = None
+    """Index of the term that is 1 at every site, if there is one: sites know what its sum must be."""
 
     @abstractmethod
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:

@@ -7,25 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairflare.contracts import Paper, Reply, Round, Weights
-from fairflare.registry import method
-from fairflare.rules.base import Rule, State, example_shares, uniform
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, Weights
+from fairflare.rules.base import State, WeighingRule, example_shares, uniform
 
 
-@method(
-    "fedavg",
-    title="FedAvg",
-    summary="Plain averaging by number of examples: the baseline that serves the majority.",
-    paper=Paper(
-        authors="McMahan et al.",
-        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        venue="AISTATS",
-        year=2017,
-        url="https://arxiv.org/abs/1602.05629",
-    ),
-)
+@rule("fedavg")
 @dataclass(frozen=True)
-class FedAvg(Rule):
+class FedAvg(WeighingRule):
     """p_k = n_k / n (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1).
 
     Args:
@@ -34,7 +23,7 @@ class FedAvg(Rule):
 
     weighting: Literal["examples", "uniform"] = "examples"
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """The weights do not depend on the state."""
         if self.weighting == "uniform":
             return uniform([r.site for r in replies]), state

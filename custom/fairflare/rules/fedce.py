@@ -11,37 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
-from fairflare.registry import method
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
-from fairflare.rules.gram import novelty
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.functional.gram import novelty
+from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
 
 FLOOR = 1e-6
 """Least term and weight of FLARE's own aggregator."""
 OLD_FLOOR = 1e-3
 ALONE = 0.999
-"""From this weight on the other sites' share of a model is too small to be told from rounding."""
-
-FEDCE = Paper(
-    authors="Jiang et al.",
-    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-    venue="CVPR",
-    year=2023,
-    url="https://arxiv.org/abs/2303.16520",
-)
+"""From this weight on the other sites' share of a model is lost in rounding."""
+FREE_RIDER = 3.0
+"""A site is marked when its usual free-rider score exceeds this many times that of the median site."""
 
 
-@method(
-    "fedce",
-    title="FedCE",
-    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
-    paper=FEDCE,
-    probes=("leave-one-out", "local-error"),
-)
+@rule("fedce")
 @dataclass(frozen=True)
-class FedCE(Rule):
+class FedCE(WeighingRule):
     """Contribution-weighted aggregation (Jiang et al., arXiv:2303.16520, Eq. 2 to 6, without the k in Eq. 5's Z_k).
 
     Args:
@@ -53,6 +42,17 @@ class FedCE(Rule):
             least 0.001. "ffl4mia" is the code behind FedISM+'s tables: weights averaged over the rounds are used.
     """
 
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("contribution", "Estimated contribution", "fraction", shares=True, meaning="The site's weight."),
+        Note("novelty", "Novelty", chart="table", meaning="1 minus the update's cosine with the other sites' update."),
+        Note("error_gap", "Error gap", chart="table", meaning="How far training moved the site's validation error."),
+        Note(
+            "free_rider_score",
+            "Free-rider score",
+            mark_above=FREE_RIDER,
+            meaning="Novelty times error gap. Score and limit are this package's interpretation of the FedCE paper.",
+        ),
+    )
     combine: Literal["sum", "multi"] = "sum"
     terms: Literal["both", "cosine", "error"] = "both"
     variant: Literal["paper", "flare", "reference", "ffl4mia"] = "paper"
@@ -62,17 +62,17 @@ class FedCE(Rule):
         """The leave-one-out error, and the two errors of the free-rider score."""
         return ("received_error", "trained_error") + (() if self.terms == "cosine" else ("minus_error",))
 
-    def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
+    def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
         """The weight that the site's last model has in the model it receives; none when it has no part in it."""
         weight = state.get("last", {}).get(site)
         return {} if weight is None or weight > ALONE else {"coefficient": weight}
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """See ``aggregate``."""
         weights, _, next_state = self._weighed(replies, state)
         return weights, next_state
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w <- w + sum rho_i D_i; notes hold contribution shares and the free-rider score with its factors."""
         weights, fresh, next_state = self._weighed(replies, state)
         gaps = {r.site: _error_gap(r) for r in replies}

@@ -14,37 +14,26 @@ FAEL (fair aggregation by distance):
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
-from fairflare.registry import method
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
-from fairflare.rules.blocks import BLOCK, blocks_of, square_of
-from fairflare.rules.consistency import Consistency
-
-FEDHEAL = Paper(
-    authors="Chen et al.",
-    title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
-    venue="CVPR",
-    year=2024,
-    url="https://arxiv.org/abs/2405.16585",
-)
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.functional.blocks import BLOCK, blocks_of, square_of
+from fairflare.functional.consistency import Consistency
+from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
 
 
-@method(
-    "fedheal",
-    title="FedHEAL",
-    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    paper=FEDHEAL,
-)
+@rule("fedheal")
 @dataclass(frozen=True)
-class FedHEAL(Rule):
+class FedHEAL(WeighingRule):
     """Masked aggregation with distance-driven weights (Chen et al., arXiv:2405.16585, Eq. 5 to 12).
 
     Buffers are averaged with p and never masked. Wraps any trainer's update.
@@ -58,6 +47,10 @@ class FedHEAL(Rule):
             over parameter tensors of unsquared norms; p starts uniform and its unnormalised sum is carried.
     """
 
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),
+    )
+    donates: ClassVar[bool] = True
     parts: Literal["both", "fphl", "fael"] = "both"
     tau: float = 0.3
     beta: float = 0.4
@@ -69,16 +62,17 @@ class FedHEAL(Rule):
         if not 0 <= self.beta <= 1:
             raise ValueError(f"beta must be in [0, 1], got {self.beta}")
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """p of this round from distances under the sites' masks; see ``aggregate``."""
-        outcome = self.aggregate({k: torch.zeros_like(v) for k, v in replies[0].update.items()}, replies, state, round)
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        """p of this round from distances under the sites' masks, and the next state, made from a copy of ``state``."""
+        zeros = {key: torch.zeros_like(value) for key, value in replies[0].update.items()}
+        outcome = self.aggregate(zeros, replies, copy.deepcopy(state), info)
         return outcome.weights, outcome.state
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The paper's step; two passes over the updates, since this round's distances change this round's weights.
 
-        The counters in ``state`` are advanced in place: a second history would double the server's memory. The state
-        that was handed in is used up, as ``Rule.aggregate`` allows.
+        The counters in ``state`` are advanced in place (``donates``): a second history would double the server's
+        memory.
         """
         sites = [r.site for r in replies]
         if self.parts == "fael":
@@ -118,7 +112,8 @@ class FedHEAL(Rule):
 
     def _summed(self, squares: np.ndarray) -> list[float]:
         """d from (keys, K) squared norms."""
-        return (np.sqrt(squares) if self.variant == "reference" else squares).sum(0).tolist()
+        sums = (np.sqrt(squares) if self.variant == "reference" else squares).sum(0)
+        return [float(distance) for distance in sums]
 
     def _fael(
         self, replies: Sequence[Reply], distances: Mapping[str, float], state: State

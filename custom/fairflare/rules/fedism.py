@@ -6,7 +6,8 @@
     w_t   = beta wt + (1 - beta) w_{t-1},   w_1 = wt_1
     w^{t+1} = sum_k w_{t,k} w_k
 
-The search radius rho(t) = rho_max (t/T)^tau is an affair of the trainer and the probe, which know t and T.
+The search radius rho(t) = rho_max (t/T)^tau belongs to the trainer and the probe, which know t and T. The papers give
+FedISM (constant) half of the radius that FedISM+ grows to; presets that set another keep that ratio.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fairflare.contracts import Paper, Reply, Round, Weights
-from fairflare.registry import method
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, Weights
 from fairflare.rules.base import State, SummedRule, example_shares, shares
 
 FLOOR = 1e-10
@@ -25,45 +26,9 @@ FLOOR = 1e-10
 
 MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
-FEDISM = Paper(
-    authors="Wu et al.",
-    title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
-    "Sharpness Matching",
-    venue="IJCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2404.17805",
-)
-FEDISM_PLUS = Paper(
-    authors="Wu et al.",
-    title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
-    "Matching",
-    venue="arXiv",
-    year=2025,
-    url="https://arxiv.org/abs/2503.09587",
-)
-REFERENCE = {"probe_transform": "train"}
 
 
-@method(
-    "fedism",
-    title="FedISM",
-    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    paper=FEDISM,
-    trainer="gsam",
-    probes=("sharpness",),
-    settings={"rho_max": 0.05, "rho_tau": 0.0, "logit_tau": 1.0},
-    reference=REFERENCE,
-)
-@method(
-    "fedism-plus",
-    title="FedISM+",
-    summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
-    paper=FEDISM_PLUS,
-    trainer="gsam",
-    probes=("sharpness",),
-    settings={"rho_max": 0.1, "rho_tau": 0.5, "logit_tau": 1.0},
-    reference=REFERENCE,
-)
+@rule("fedism")
 @dataclass(frozen=True)
 class FedISM(SummedRule):
     """Weights from each site's sharpness or perturbed loss (Wu et al., arXiv:2503.09587, Eq. 16 and 17).
@@ -78,6 +43,7 @@ class FedISM(SummedRule):
     """
 
     n_terms: ClassVar[int] = 4
+    counted: ClassVar[int | None] = 3
     state: Literal["S", "L"] = "S"
     q: float = 2.0
     beta: float = 0.5
@@ -98,7 +64,7 @@ class FedISM(SummedRule):
             return ()
         return ("sharpness",) if self.state == "S" else ("perturbed_loss",)
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """Moving average of w~.
 
         A site that was away keeps its share of the average and joins again from there; one that is new joins with the

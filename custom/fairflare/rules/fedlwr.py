@@ -11,34 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from fairflare.contracts import Paper, Reply, Round, StateDict, Weights
-from fairflare.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
-from fairflare.registry import method
+from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
 
 LOW, HIGH = 1e-4, 0.99
 """Similarities are kept between these, so that no site has weight 0 in a layer (the authors' code)."""
 OFFSET = 1e-9
 
-FEDLWR = Paper(
-    authors="Yan et al.",
-    title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
-    venue="MICCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2410.19765",
-)
 
-
-@method(
-    "fedlwr",
-    title="Fed-LWR",
-    summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
-    paper=FEDLWR,
-    probes=("layer-similarity",),
-    reference={"cka_split": "val", "cka_examples": 0, "keep_optimizer": True, "adam_beta2": 0.99},
-)
+@rule("fedlwr")
 @dataclass(frozen=True)
 class FedLWR(Rule):
     """Layer-wise reweighting (Yan et al., arXiv:2410.19765, Eq. 2 to 5); n_k plays no part.
@@ -53,6 +39,18 @@ class FedLWR(Rule):
         variant: "reference" adds 1e-9 to the sum of the weights, as the authors' code does.
     """
 
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note(
+            "layer_weights",
+            "Layer weights",
+            "fraction",
+            per="layer",
+            chart="map",
+            meaning="The weight rho of each site in each layer.",
+            shares=True,
+            over="mean",
+        ),
+    )
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"
     clip: bool = True
@@ -63,16 +61,12 @@ class FedLWR(Rule):
         """The layers' similarities."""
         return (SIMILARITY,)
 
-    def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> StateDict:
+    def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict:
         """The plain mean of the local models."""
         return add_weighted(model, replies, uniform([r.site for r in replies]))
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
-        """Each site's weight averaged over the model's entries; ``aggregate`` uses the layers' own."""
-        return _averaged(self._layer_weights(replies), replies), state
-
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
-        """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m."""
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m; the weights are rho averaged over the entries."""
         layers = self._layer_weights(replies)
         result = {key: value.clone() for key, value in model.items() if not value.is_floating_point()}
         for keys, weights in layers.values():

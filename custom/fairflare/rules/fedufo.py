@@ -16,35 +16,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from fairflare.contracts import GROUP_COUNT, GROUP_LOSS, Offer, Paper, Reply, Round, StateDict, Training, Weights
-from fairflare.registry import method
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, shares, uniform
-from fairflare.rules.simplex import Ball, ascended, in_ball, in_ball_reference
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, StateDict, Training, Weights
+from fairflare.core.validation import Range
+from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
+from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
 
 Cell = tuple[str, str]
+Key = TypeVar("Key", str, Cell)
 
-FEDUFO = Paper(
-    authors="Zhang et al.",
-    title="Unified fair federated learning for digital healthcare",
-    venue="Patterns",
-    year=2024,
-    url="https://doi.org/10.1016/j.patter.2023.100907",
-)
+LAMBDA = "The adversary's weight in the next round."
 
 
-@method(
-    "fedufo",
-    title="FedUFO",
-    summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    paper=FEDUFO,
-    trainer="weighted",
-    probes=("group-loss",),
-    reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
-)
+@rule("fedufo")
 @dataclass(frozen=True)
-class FedUFO(Rule):
+class FedUFO(WeighingRule):
     """Distributionally robust weights at three levels (Zhang et al., Patterns 5, 2024, Algorithm 1).
 
     Uniform lambda is the unweighted FedAvg (1/K per site).
@@ -67,9 +56,15 @@ class FedUFO(Rule):
             level "unknown" projects each site's row by itself.
     """
 
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("group_loss", "Loss of the groups", "nats", "group", meaning="Mean over a group's examples at all sites."),
+        Note("client_lambda", "Weights of the sites", "fraction", "site", shares=True, meaning=LAMBDA),
+        Note("group_lambda", "Weights of the groups", "fraction", "group", shares=True, meaning=LAMBDA),
+        Note("cell_lambda", "Weights of groups within sites", "fraction", "cell", "map", LAMBDA, shares=True),
+    )
     level: Literal["client", "attribute", "multi", "unknown"] = "multi"
     gamma: float = 0.5
-    steps: int = 1
+    steps: Annotated[int, Range(1, 1000)] = 1
     radius: float | None = 0.5
     ball: Ball = "chi-square"
     beta: float = 0.5
@@ -110,7 +105,7 @@ class FedUFO(Rule):
             return ""
         return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
 
-    def orders(self, state: State, site: str, round: Round) -> dict[str, float]:
+    def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
         """The weights of this site's examples: "weight" for all of them and "weight/GROUP" to be added.
 
         "relative" asks the site to divide them by their mean.
@@ -125,10 +120,10 @@ class FedUFO(Rule):
             size = sum(map(len, cells.values()))
             return {f"weight/{group}": size * value for group, value in row.items()} | ({"weight": 0.0} if row else {})
         groups = state.get("groups", {})
-        told = {f"weight/{g}": (1 - self._sites_share) * len(groups) * value for g, value in groups.items()}
-        return {**told, "weight": self._client_weight(state, site)} if state else {}
+        own = {f"weight/{g}": (1 - self._sites_share) * len(groups) * value for g, value in groups.items()}
+        return {**own, "weight": self._client_weight(state, site)} if state else {}
 
-    def weigh(self, replies: Sequence[Reply], state: State, round: Round) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """Weights of the updates that were trained under the state's lambda, and the next lambda."""
         if self.level == "unknown":
             return self._weights(replies, state), {**state, "cells": self._next_cells(replies, state)}
@@ -141,9 +136,9 @@ class FedUFO(Rule):
             following["groups"] = self._next(state.get("groups", {}), risks, self._radius(1 - self._sites_share))
         return self._weights(replies, state), following
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, round: Round) -> Outcome:
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_i p_i D_i; notes hold the next lambda and the groups' losses."""
-        weights, following = self.weigh(replies, state, round)
+        weights, following = self.weigh(replies, state, info)
         notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}
         if "clients" in following:
             notes["client_lambda"] = following["clients"]
@@ -182,7 +177,9 @@ class FedUFO(Rule):
         spread = sum(n * orders[f"weight/{g}"] for g, n in known.items()) / sum(known.values()) if known else 0.0
         return orders["weight"] + spread
 
-    def _next(self, current: Mapping[str, float], losses: Mapping[str, float], radius: float | None) -> dict:
+    def _next(
+        self, current: Mapping[Key, float], losses: Mapping[Key, float], radius: float | None
+    ) -> dict[Key, float]:
         """One step on ``losses``; keys without a loss keep their weight, and the others share the rest among them."""
         start = _with_newcomers(current, losses)
         rest = {k: w for k, w in start.items() if k not in losses}
@@ -195,7 +192,7 @@ class FedUFO(Rule):
 
     def _next_cells(self, replies: Sequence[Reply], state: State) -> dict[str, dict[str, float]]:
         """lambda over (site, group): one simplex, or in the authors' code one per row after each step."""
-        current = {(s, g): w for s, row in state.get("cells", {}).items() for g, w in row.items()}
+        current: dict[Cell, float] = {(s, g): w for s, row in state.get("cells", {}).items() for g, w in row.items()}
         losses: dict[Cell, float] = {(r.site, g): v for r in replies for g, v in _family(r, GROUP_LOSS).items()}
         if not losses:
             return dict(state.get("cells", {}))
@@ -205,7 +202,7 @@ class FedUFO(Rule):
         return _rows(self._next(current, losses, self.radius))
 
 
-def _with_newcomers(current: Mapping, losses: Mapping) -> dict:
+def _with_newcomers(current: Mapping[Key, float], losses: Mapping[Key, float]) -> dict[Key, float]:
     """``current`` with uniform shares for keys that are new among ``losses``."""
     new = [k for k in losses if k not in current]
     if not new:
@@ -228,7 +225,7 @@ def _family(reply: Reply, family: str) -> dict[str, float]:
 
 
 def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict[str, float]:
-    """Group -> mean loss over the examples that sites told of, or the sum of the sites' mean losses."""
+    """Group -> mean loss over the examples that sites report, or the sum of the sites' mean losses."""
     totals: dict[str, float] = {}
     sizes: dict[str, float] = {}
     for reply in replies:

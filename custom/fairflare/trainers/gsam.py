@@ -21,10 +21,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.contracts import Batch, Cost, LocalWork
-from fairflare.objectives import Objective
-from fairflare.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
-from fairflare.registry import trainer
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, Cost, LocalWork
+from fairflare.functional.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
 from fairflare.trainers.base import Trainer
 
 BLOCK = 2**17

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairflare.contracts import Batch, LocalWork
-from fairflare.objectives import Objective
-from fairflare.registry import trainer
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, LocalWork
 from fairflare.trainers.base import Trainer
 
 

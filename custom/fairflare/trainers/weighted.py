@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fairflare.contracts import Batch, LocalWork
-from fairflare.objectives import Objective
-from fairflare.registry import trainer
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, LocalWork
 from fairflare.trainers.base import Trainer
 
 
@@ -31,13 +31,17 @@ class WeightedTrainer(Trainer):
 
     weight_sum: Literal["one", "batch"] = "one"
 
+    def setup(self, work: LocalWork) -> None:
+        """Read the weights that the server sent."""
+        shared, of_groups = self._weights(work)
+        work.scratch.update(shared=shared, groups=of_groups, own=float(of_groups[:-1].mean()) if work.groups else 0.0)
+
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on the weighted loss; returns the unweighted mean loss."""
-        shared, of_groups = self._weights(work)
+        shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[batch.groups % len(of_groups)].to(work.device)
         optimizer.zero_grad(set_to_none=True)
-        own = float(of_groups[:-1].mean()) if len(of_groups) > 1 else 0.0
         total, plain = s.sum(), torch.zeros(len(s), dtype=torch.float64, device=work.device)
 
         def part(outputs: Tensor, rows: slice) -> Tensor:
@@ -45,9 +49,11 @@ class WeightedTrainer(Trainer):
             plain[rows] = losses.detach().double()
             share = len(losses) / len(s)
             if self.weight_sum == "one":
-                return ((shared + s[rows]) * losses).mean() * share
-            grouped = own * (s[rows] * losses).sum() / total if total > 0 else 0.0
-            return shared * losses.mean() * share + grouped
+                weighted: Tensor = ((shared + s[rows]) * losses).mean() * share
+            else:
+                grouped = own * (s[rows] * losses).sum() / total if total > 0 else 0.0
+                weighted = shared * losses.mean() * share + grouped
+            return weighted
 
         work.execution.backward(work.network, batch.inputs, part)
         optimizer.step()

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic.readers import covid
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.covid_brazil import CovidBrazil
-from fairflare.errors import MissingData, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.build.tasks import load
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import MissingData, UserError
+from fairflare.datasets.covid_brazil import CovidBrazil
+from fairflare.datasets.readers import covid
 
 PER_REGION = 80
 N = PER_REGION * len(covid.REGIONS)

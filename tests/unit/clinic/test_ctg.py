@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.cli import main
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.ctg import CLASSES, MEASURED, ONE_HOT, Ctg
-from fairflare.errors import DataError, MissingData, UserError
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.datasets.ctg import CLASSES, MEASURED, ONE_HOT, Ctg
 from fairflare.federation.audit import verify
-from fairflare.site_config import SiteConfig
 
 NAMES = ("FileName", "Date", "SegFile", *MEASURED, *ONE_HOT, "CLASS", "NSP")
 STATE = (1, 1, 1, 1, 2, 1, 1, 3, 3, 2)

@@ -10,10 +10,10 @@ import pytest
 from scipy.io import savemat
 
 from digit_tree import SIZES, drawn, write_files, write_idx
-from fairflare.clinic.readers import digit_files
-from fairflare.clinic.tasks.digits5 import Digits5
-from fairflare.errors import DataError
-from fairflare.findings import CODES
+from fairflare.core.errors import DataError
+from fairflare.core.findings import CODES
+from fairflare.datasets.digits5 import Digits5
+from fairflare.datasets.readers import digit_files
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.config import make_config
+from fairflare.build.tasks import load
 from fairflare.clinic import scores
-from fairflare.clinic.cropping import CroppedData
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.digits5 import DOMAINS, Digits5
-from fairflare.config import make_config
-from fairflare.contracts import Training
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.core.types import Training
+from fairflare.datasets.digits5 import DOMAINS, Digits5
+from fairflare.datasets.kinds.cropping import CroppedData
 
 TINY = dict(n_sites=8, share=0.1)
 

@@ -8,7 +8,7 @@ import torch
 
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import DataError
+from fairflare.core.errors import DataError
 
 
 class Disk:

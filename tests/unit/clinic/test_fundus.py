@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.kinds.masks import PAPER
-from fairflare.clinic.tasks import TASKS, load
-from fairflare.clinic.tasks.fundus import DOMAINS, Fundus
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.datasets.fundus import DOMAINS, Fundus
 
 N_TRAIN, N_TEST = 10, 4
 SITES = ("ORIGA", "BinRushed", "Magrabia")

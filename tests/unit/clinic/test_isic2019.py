@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds import quality
-from fairflare.clinic.simulated import corruptions
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.isic2019 import METADATA, Isic2019
-from fairflare.errors import DataError, MissingData
-from fairflare.findings import CODES
+from fairflare.core.errors import DataError, MissingData
+from fairflare.core.findings import CODES
+from fairflare.datasets.isic2019 import METADATA, Isic2019
+from fairflare.datasets.kinds import quality
+from fairflare.datasets.simulated import corruptions
 from golden import folder as golden_folder
 from quality_tree import open_rgb, write_table, write_tree
 

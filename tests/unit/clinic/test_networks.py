@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairflare.clinic import networks
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "small-cnn-bn"])

@@ -11,17 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
-from fairflare.clinic import flipping
-from fairflare.clinic.flipping import FlippedData
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
+from fairflare.app.cli import main
+from fairflare.build.config import make_config
+from fairflare.build.tasks import load
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.config import make_config
-from fairflare.contracts import Training
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.findings import CODES
-from fairflare.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.core.findings import CODES
+from fairflare.core.types import Training
+from fairflare.datasets.kinds import flipping
+from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 
 DSLR = (12, 21, 12, 13, 10, 24, 22, 12, 8, 23)
 """Images per class; the smallest domain of the data set."""

@@ -5,11 +5,11 @@ import importlib
 
 import pytest
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds.on_disk import OnDisk
-from fairflare.clinic.tasks import TASKS, load
-from fairflare.errors import MissingData
+from fairflare.core.errors import MissingData
+from fairflare.datasets.kinds.on_disk import OnDisk
 
 LOADERS = {name: cls for name, cls in TASKS.items() if issubclass(cls, OnDisk)}
 NAMED = {

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
-from fairflare.clinic import tasks
+from fairflare.app.cli import main
+from fairflare.build import tasks
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.clinic.readers.pictures import Reader
-from fairflare.errors import UserError
+from fairflare.clinic.site_config import SiteConfig, find_site_config, read_site_config
+from fairflare.core.errors import UserError
 from fairflare.federation.audit import verify
-from fairflare.site_config import SiteConfig, find_site_config, read_site_config
 from own_folder import SITES, picture, write_images, write_tables
 
 
@@ -206,13 +206,13 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
             "datalists: x",
             "unknown key 'datalists'; known: data_root, datalist, gpu, batch_size, num_workers, cache_rate, min_count",
         ),
-        ("min_count: -1", "min_count: expected a whole number of at least 0, got -1"),
-        ("batch_size: 1", "batch_size: expected a whole number of at least 2, got 1"),
-        ("num_workers: null", "num_workers: expected a whole number of at least 0, got None"),
+        ("min_count: -1", "min_count: expected a whole number from 0 to 1000000, got -1"),
+        ("batch_size: 1", "batch_size: expected a whole number from 2 to 65536, got 1"),
+        ("num_workers: null", "num_workers: expected a whole number, got None"),
         ("{data_root: a, datalist: ../b.json}", "datalist: expected a path inside data_root, got '../b.json'"),
         ("cache_rate: 2", "cache_rate: expected a number from 0 to 1, got 2"),
         ("gpu: first", "gpu: expected a whole number"),
-        ("data_root: 3", "data_root: expected a path, got 3"),
+        ("data_root: 3", "data_root: expected text, got 3"),
         ("[1, 2]", "expected keys and values, got list"),
         ("a: [", "expected a YAML or JSON file"),
     ],

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from fairflare.clinic.partition import dirichlet_by_label, dirichlet_with_corrupted, redrawn
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.datasets.kinds.partition import dirichlet_by_label, dirichlet_with_corrupted, redrawn
 
 LABELS = np.random.default_rng(0).integers(0, 5, size=600)
 

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from fairflare.clinic.simulated import anatomy, phantom
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.datasets.simulated import anatomy, phantom
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30

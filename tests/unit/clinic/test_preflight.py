@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.cli import main
-from fairflare.preflight import check_site
+from fairflare.app.cli import main
+from fairflare.app.preflight import check_site
+from fairflare.core.errors import UserError
+from fairflare.core.findings import CODES, accepted_codes
 
 
 def save(path, pixels):
@@ -82,15 +84,15 @@ BREAKS = {
         lambda folder, lists: lists["testing"][0].update(patient_id="patient 0"),
         ("error", "patient_overlap", "test", 1),
     ),
-    "no validation": (lambda folder, lists: lists["validation"].clear(), ("error", "empty_split", "val", 0)),
+    "no validation": (lambda folder, lists: lists["validation"].clear(), ("warning", "empty_split", "val", 0)),
     "no test": (lambda folder, lists: lists.pop("testing"), ("error", "empty_split", "test", 0)),
     "three to validate on": (
         lambda folder, lists: lists["validation"].__delitem__(slice(3, None)),
-        ("error", "few_examples", "val", 3),
+        ("warning", "few_examples", "val", 3),
     ),
     "one class to validate on": (
         lambda folder, lists: [e.update(label=1) for e in lists["validation"]],
-        ("error", "one_class", "val", 6),
+        ("warning", "one_class", "val", 6),
     ),
     "small training": (
         lambda folder, lists: lists["training"].__delitem__(slice(4, None)),
@@ -109,6 +111,38 @@ def test_each_fault_is_one_finding(name, site):
     for finding in found:
         assert "\n" not in finding.text and "patient 0" not in finding.text
         assert set(finding.public) == {"level", "code", "split", "count"}
+
+
+@pytest.mark.parametrize("name", ["no validation", "three to validate on", "one class to validate on"])
+def test_what_only_some_methods_need_is_an_error_for_those(name, site):
+    folder, lists = site
+    change, (_, code, split, count) = BREAKS[name]
+    change(folder, lists)
+    (folder / "data" / "list.json").write_text(json.dumps(lists))
+
+    def levels(**given):
+        found = check_site(folder / "site.yaml", "classification", "2", {"group_by": "none"}, **given)
+        return [f.level for f in found if (f.code, f.split, f.count) == (code, split, count)]
+
+    assert levels() == levels(method="fedavg") == levels(method="fedism-plus") == ["warning"]
+    assert levels(method="fedce") == ["error"]
+    assert levels(method="fedce", accepted=[code]) == ["accepted"]
+
+
+DANGERS = ["label", "key", "escape", "gone", "torn", "patients", "few"]
+
+
+@pytest.mark.parametrize("name", DANGERS)
+def test_a_danger_is_never_accepted(name, site):
+    folder, lists = site
+    changed = BREAKS[name][0](folder, lists)
+    lists = changed if isinstance(changed, dict) and name == "few" else lists
+    (folder / "data" / "list.json").write_text(json.dumps(lists))
+    found = check_site(folder / "site.yaml", "classification", "2", {}, accepted=list(CODES))
+    assert BREAKS[name][1] in codes(found)
+    if name != "few":  # its code can be accepted, of other splits
+        with pytest.raises(UserError, match="accept: expected codes among"):
+            accepted_codes([BREAKS[name][1][1]])
 
 
 def test_masks_that_do_not_fit(site):

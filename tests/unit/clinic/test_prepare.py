@@ -11,19 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.app.prepare import prepare
+from fairflare.build.tasks import load
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds import quality
 from fairflare.clinic.kinds.masks import Masks
-from fairflare.clinic.kinds.on_disk import ImagesOnDisk
 from fairflare.clinic.kinds.own import sites_in
-from fairflare.clinic.prepare import prepare
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.isic2019 import METADATA, Isic2019
-from fairflare.clinic.tasks.rsna_ich import RsnaIch
-from fairflare.errors import DataError, MissingData, UserError
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.datasets.isic2019 import METADATA, Isic2019
+from fairflare.datasets.kinds import quality
+from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.rsna_ich import RsnaIch
 from quality_tree import save, write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)

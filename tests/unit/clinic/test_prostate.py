@@ -12,14 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.preflight import preflight
-from fairflare.clinic.readers import volumes
-from fairflare.clinic.tasks import TASKS, load
-from fairflare.clinic.tasks.prostate import FED_CE, SAML, GreyMaskReader, Prostate
-from fairflare.contracts import Training
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.core.types import Training
+from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
+from fairflare.datasets.readers import volumes
 
 EDGE, DEPTH, CASES = 32, 5, 6
 FOREGROUND = (1, 2, 3)

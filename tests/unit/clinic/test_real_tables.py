@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairflare.cli import main
-from fairflare.clinic.readers import covid
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
 from fairflare.clinic.scores import auc
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.covid_brazil import CovidBrazil
-from fairflare.clinic.tasks.ctg import Ctg
+from fairflare.datasets.covid_brazil import CovidBrazil
+from fairflare.datasets.ctg import Ctg
+from fairflare.datasets.readers import covid
 from fairflare.federation.audit import verify
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli import main
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds import quality
-from fairflare.clinic.readers.quality_tables import read_partition
-from fairflare.clinic.simulated import corruptions
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.rsna_ich import RsnaIch
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.findings import CODES
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.core.findings import CODES
+from fairflare.datasets.kinds import quality
+from fairflare.datasets.readers.quality_tables import read_partition
+from fairflare.datasets.rsna_ich import RsnaIch
+from fairflare.datasets.simulated import corruptions
 from golden import folder as golden_folder
 from quality_tree import open_rgb, picture, write_table, write_tree
 
@@ -179,6 +179,32 @@ def test_partitions_that_do_not_fit(content, message, tmp_path):
     with pytest.raises(DataError, match=message) as error:
         read_partition(tmp_path / "p.npy", 2, 60)
     assert error.value.code in CODES and "\n" not in str(error.value)
+
+
+class Touches:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_partition_runs_no_code(tmp_path):
+    """A job may ask for ``partition=file``: what the site's file holds is looked up, never run."""
+    rows = {0: Touches(tmp_path / "marker"), 1: list(range(30, 60))}
+    with (tmp_path / "p.npy").open("wb") as file:
+        np.save(file, np.array(rows, dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="UnpicklingError"):
+        read_partition(tmp_path / "p.npy", 2, 60)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("rows", [set, np.array, lambda r: [np.int64(v) for v in r]])
+def test_partitions_of_sets_and_arrays(rows, tmp_path):
+    np.save(tmp_path / "p.npy", {0: rows(list(range(30))), 1: rows(list(range(30, 60)))}, allow_pickle=True)
+    assert [len(part) for part in read_partition(tmp_path / "p.npy", 2, 60)] == [30, 30]
 
 
 @pytest.mark.parametrize("gone", ["ICH_20/train.csv", "ICH_20/test.csv", "ICH_20/train/clean", "ICH_20/test/clean"])

@@ -74,3 +74,10 @@ def test_loss_keeps_double_precision():
 
 def test_auc_counts_ties_half():
     assert scores.auc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([False, True, False, True])) == (1 + 1 + 1 + 0.5) / 4
+
+
+def test_auc_agrees_with_scikit_learn_with_many_and_with_few_ties():
+    draw = np.random.default_rng(0)
+    for n, decimals in ((2, 3), (7, 1), (60, 1), (60, 2), (400, 1), (400, 6)):
+        values, positive = draw.random(n).round(decimals), np.arange(n) % 3 == 0
+        assert scores.auc(values, positive) == pytest.approx(sk.roc_auc_score(positive, values), abs=1e-14)

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from fairflare.cli import main
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
-from fairflare.errors import DataError, MissingData, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
 
 YEARS = ("2018", "2019")
 N = 900

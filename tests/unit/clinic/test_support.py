@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from fairflare.cli import main
-from fairflare.clinic.readers import cohort
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
-from fairflare.errors import DataError, MissingData, UserError
+from fairflare.app.cli import main
+from fairflare.build.tasks import load
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.datasets.readers import cohort
+from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.federation.audit import verify
-from fairflare.site_config import SiteConfig
 
 N = 480
 COMPLETE = (*NUMBERS, "avtisst")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic.kinds.patients import fitted
-from fairflare.clinic.readers import cohort
-from fairflare.clinic.tasks import load
-from fairflare.clinic.tasks.support2 import Support2, table_of
-from fairflare.errors import UserError
+from fairflare.build.tasks import load
+from fairflare.core.errors import UserError
+from fairflare.datasets.kinds.patients import fitted
+from fairflare.datasets.readers import cohort
+from fairflare.datasets.support2 import Support2, table_of
 
 LEAKS = {
     *("d.time", "slos", "hday", "charges", "totcst", "totmcst", "avtisst", "surv2m", "surv6m", "prg2m", "prg6m"),
@@ -60,7 +60,7 @@ def test_missing_category_is_a_row_of_zeros():
 
 
 def test_the_file_has_no_time_stamp():
-    packed = resources.files("fairflare.clinic").joinpath("data/support2.csv.gz").read_bytes()
+    packed = resources.files("fairflare.datasets").joinpath("data/support2.csv.gz").read_bytes()
     assert packed[4:8] == b"\0\0\0\0" and packed[3] == 0 and len(packed) < 320_000
     assert gzip.decompress(packed).startswith(b"age,sex,")
 

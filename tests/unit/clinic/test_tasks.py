@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.base import Task
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.tasks import TASKS, load
-from fairflare.contracts import Training
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.core.types import Training
 
 ALL = [(name, preset) for name, cls in TASKS.items() for preset in cls.presets]
 
@@ -76,6 +76,6 @@ def test_mistakes_are_answered_in_one_line(call, message):
 
 def test_importing_the_tasks_is_cheap():
     heavy = "('scipy', 'monai', 'sklearn', 'nibabel', 'nilearn', 'pandas', 'matplotlib', 'nvflare')"
-    code = f"import sys, fairflare.clinic.tasks; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, fairflare.build.tasks; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

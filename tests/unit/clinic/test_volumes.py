@@ -5,9 +5,9 @@ import nibabel
 import numpy as np
 import pytest
 
-from fairflare.clinic.kinds.masks_on_disk import dealt
-from fairflare.clinic.readers import volumes
-from fairflare.errors import DataError
+from fairflare.core.errors import DataError
+from fairflare.datasets.kinds.masks_on_disk import dealt
+from fairflare.datasets.readers import volumes
 
 EDGE, DEPTH = 32, 5
 

@@ -8,6 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from fairflare.report.summary import summarise
+from fairflare.rules.fedce import FedCE
+from fairflare.rules.fedlwr import FedLWR
+from fairflare.rules.fedufo import FedUFO
 
 VOID = {"meta", "br"}
 SITES = ("site-1", "site-2", "site-10")
@@ -18,6 +21,16 @@ WEIGHTS = (
     {"site-1": 0.25, "site-2": 0.25, "site-10": 0.5},
     {"site-1": 0.3, "site-2": 0.3, "site-10": 0.4},
 )
+METRICS = {
+    "balanced_accuracy": {
+        "label": "balanced accuracy",
+        "meaning": "the share of correct answers, averaged over the classes; 1 is perfect",
+        "chance": 0.25,
+        "higher_is_better": True,
+    },
+    "loss": {"label": "loss", "meaning": "", "chance": None, "higher_is_better": False},
+    "auc": {"label": "AUC", "meaning": "", "chance": 0.5, "higher_is_better": True},
+}
 TEST = {"site-1": 0.9, "site-2": 0.8, "site-10": 0.6}
 
 
@@ -87,22 +100,24 @@ def inputs(rounds):
     evaluation = {"event": "evaluation", "sites": final, "model_sha256": "model-4"}
     finish = {"event": "finish", "status": "completed", "reason": "", "model_sha256": "model-4"}
     described = {"site-1": "clean", "site-2": "clean", "site-10": "noise, severity 3"}
+    about = {
+        "title": "Haemorrhage",
+        "real": "nothing",
+        "simulated": "all images",
+        "classes": ["a", "b", "c", "d"],
+        "headline": "balanced_accuracy",
+        "sites": described,
+        "metrics": METRICS,
+        "numbers": {"sharpness": "perturbed loss minus loss"},
+    }
+    rounds[-1]["test_sets"] = {
+        "clean": {"corrupted": False, "n": 40, "metrics": _metrics(0.9)},
+        "noise 1": {"corrupted": True, "n": 40, "metrics": _metrics(0.8)},
+        "noise 3": {"corrupted": True, "n": 40, "metrics": _metrics(0.5)},
+    }
     return {
-        "config": _config(),
+        "config": _config() | {"about": about},
         "entries": _chained([start, *rounds, evaluation, finish]),
-        "facts": {
-            "title": "Haemorrhage",
-            "real": "nothing",
-            "simulated": "all images",
-            "classes": ["a", "b", "c", "d"],
-            "headline": "balanced_accuracy",
-            "sites": described,
-        },
-        "test_sets": {
-            "clean": {"corrupted": False, "n": 40, "metrics": _metrics(0.9)},
-            "noise 1": {"corrupted": True, "n": 40, "metrics": _metrics(0.8)},
-            "noise 3": {"corrupted": True, "n": 40, "metrics": _metrics(0.5)},
-        },
     }
 
 
@@ -116,11 +131,7 @@ def failed_inputs(inputs):
     """The same run, failed in round 3: no evaluation, no test sets."""
     start, first, second = inputs["entries"][:3]
     finish = {"event": "finish", "status": "failed", "reason": "round 3: 1 site accepted, 2 needed", "time": "?"}
-    return (
-        inputs
-        | {"entries": [start, first, second, finish | {"model_sha256": "model-2", "hash": "last"}]}
-        | {"test_sets": {}}
-    )
+    return inputs | {"entries": [start, first, second, finish | {"model_sha256": "model-2", "hash": "last"}]}
 
 
 @pytest.fixture
@@ -160,7 +171,7 @@ def _cells(found):
 def grouped_inputs(inputs):
     """The made-up run with groups "label+sex", of which three cells were held back."""
     inputs["config"] |= {"group_by": "label+sex", "min_count": 5, "leave_out": ""}
-    inputs["facts"] |= {
+    inputs["config"]["about"] |= {
         "classes": ["healthy", "ill"],
         "groups": ["healthy, f", "healthy, m", "ill, f", "ill, m"],
         "group_metric": "accuracy",
@@ -173,6 +184,8 @@ def grouped_inputs(inputs):
 @pytest.fixture
 def noted_inputs(grouped_inputs):
     """The same with what FedCE, FedUFO and Fed-LWR note; site-10, absent in round 2, scores high."""
+    rules = (FedCE, FedUFO, FedLWR)
+    grouped_inputs["entries"][0]["declared_notes"] = [note.to_json() for rule in rules for note in rule.notes]
     for record in grouped_inputs["entries"][1:5]:
         sites = list(record["accepted"])
         record["notes"] = {

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
 from fairflare.report.compare import QUANTITIES, compare, table
 
 
@@ -58,8 +58,8 @@ def test_swapping_the_methods_turns_the_differences(runs):
 def test_a_method_against_itself_differs_by_nothing(make_run):
     (_, twin) = compare([make_run("A", 0), make_run("A again", 0)])["methods"]
     for quantity in QUANTITIES:
-        # These runs tell no groups apart.
-        nothing = None if "group" in quantity else 0
+        # These runs tell no groups apart and have no personal models.
+        nothing = None if "group" in quantity or "personal" in quantity else 0
         assert (twin["versus_first"][quantity]["mean"], twin["versus_first"][quantity]["wins"]) == (nothing, 0)
 
 
@@ -147,3 +147,22 @@ def test_table_leaves_out_what_no_run_has(make_run):
     none = {"clean": None, "corrupted": None}
     run["test_sets"] = {"rows": [], "clean_mean": {}, "corrupted_mean": {}, "last": none}
     assert "clean" not in table(compare([run]))[0]
+
+
+def test_settings_that_tell_methods_apart_are_named_shortly(make_run):
+    one = {"trainer.rho_max": 0.1, "probe.sharpness.rho_max": 0.1, "rule.q": 1.0}
+    other = {"trainer.rho_max": 0.2, "probe.sharpness.rho_max": 0.2, "rule.q": 1.0}
+    third = {**one, "trainer.rho_max": 0.3}
+    found = compare([make_run("A", 0, settings=settings) for settings in (one, other, third)])
+    assert [method["label"] for method in found["methods"]] == [
+        "A, rho_max=0.1",
+        "A, rho_max=0.2",
+        "A, probe.sharpness.rho_max=0.1, trainer.rho_max=0.3",
+    ]
+
+
+def test_runs_that_differ_in_the_server_optimizer_alone_are_two_methods(make_run):
+    runs = [make_run("A", 0), make_run("A", 0)]
+    runs[1]["method"]["server_optimizer"] = "yogi"
+    labels = [method["label"] for method in compare(runs)["methods"]]
+    assert labels == ["A, server_optimizer=none", "A, server_optimizer=yogi"]

@@ -76,11 +76,27 @@ def test_failed_run_page(failed_inputs, self_contained):
 
 @pytest.mark.parametrize("length", range(8))
 def test_a_page_for_a_log_that_ends_anywhere(inputs, length, self_contained):
-    self_contained(render_run(summarise(**inputs | {"entries": inputs["entries"][:length]})))
+    """It says how far the run came, shows what is known by then, and no result that is not."""
+    html = render_run(summarise(**inputs | {"entries": inputs["entries"][:length]}))
+    page = self_contained(html)
+    rounds = max(0, min(length - 1, 4))
+    assert f"Rounds recorded: {rounds} of 4." in html
+    assert ("This run has not finished." in html) is (length < 7)
+    assert html.count("nothing can be said about fairness") == (length < 6)
+    assert (">0.767<" in html) is (length >= 6), "the mean over sites"
+    # Rounds and weights from the first round on, test sets after the last one, sites after the evaluation.
+    assert page.tags.count("svg") == 2 * (length > 1) + (length >= 5) + (length >= 6)
+    assert ("Updates left out" in html) is (length > 2)
 
 
 def test_a_page_without_facts_or_test_sets(inputs, self_contained):
-    self_contained(render_run(summarise({}, inputs["entries"], {}, {})))
+    del inputs["entries"][4]["test_sets"]
+    html = render_run(summarise({}, inputs["entries"]))
+    page = self_contained(html)
+    assert "unnamed method trained one shared model across 3 sites in 4 rounds." in html
+    assert "balanced accuracy is 0.767 on average over 3 sites." in html, "a metric without a meaning keeps its name"
+    assert "is guessing" not in html and "Simulated:" not in html and "Shared test sets" not in html
+    assert page.tags.count("svg") == 3
 
 
 def test_twenty_sites(inputs, self_contained):
@@ -99,7 +115,7 @@ def test_untrusted_text_is_escaped(inputs, self_contained):
                 entry[part] = {EVIL if name == "site-10" else name: value for name, value in entry[part].items()}
     entries[0]["sites"] = ["site-1", "site-2", EVIL]
     entries[2]["rejected"][EVIL] = {"code": EVIL, "detail": EVIL}
-    inputs["config"]["title"] = inputs["facts"]["simulated"] = EVIL
+    inputs["config"]["title"] = inputs["config"]["about"]["simulated"] = EVIL
     summary = summarise(**inputs)
     html = render_run(summary)
     page = self_contained(html)
@@ -147,7 +163,7 @@ def test_weights_that_equal_the_shares_single_out_no_site(inputs):
 
 
 def test_nothing_to_draw_gives_nothing(inputs):
-    empty = summarise(inputs["config"], [], inputs["facts"], {})
+    empty = summarise(inputs["config"], [])
     assert [draw(empty) for draw in (figures.site_bars, figures.shared_test_bars)] == ["", ""]
     assert [draw(empty) for draw in (figures.metric_rounds, figures.weight_rounds)] == ["", ""]
 

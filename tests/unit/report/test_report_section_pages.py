@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups, contributions and the methods' figures on the page; nothing of them where a run has none."""
+"""Groups and what rules note on the page; nothing of them where a run has none."""
 
 import copy
+import re
+from importlib import resources
 
 import pytest
 
-from fairflare.report import method_figures, words
+from fairflare.core.notes import Note
+from fairflare.report import words
+from fairflare.report.note_figures import note_figure
+from fairflare.report.note_tables import noted
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
+from fairflare.rules.fedce import FedCE
+from fairflare.rules.fedheal import FedHEAL
+from fairflare.rules.fedlwr import FedLWR
+from fairflare.rules.fedufo import FedUFO
 
 EVIL = """<script>alert("1")</script>&'$x_1$"""
-PARTS = ("groups", "contribution_shares", "layer_weights")
+TITLE = "What FedISM+ (S) reports"
 
 
 def drawn(summary):
-    names = ("contribution_rounds", "rider_rounds", "lambda_rounds", "layer_map")
-    return [bool(getattr(method_figures, name)(summary)) for name in names]
+    return [section["name"] for section in summary["notes"] if note_figure(summary, section)]
+
+
+def figure(summary, name):
+    return note_figure(summary, next(section for section in summary["notes"] if section["name"] == name))
+
+
+def declare(inputs, *notes):
+    inputs["entries"][0]["declared_notes"] = [note.to_json() for note in notes]
 
 
 def test_a_rate_that_no_site_told_is_missing_and_leaves_no_gap(grouped_inputs, self_contained):
@@ -64,7 +80,7 @@ def test_when_nothing_was_told_the_page_says_so(grouped_inputs, self_contained):
         splits["groups"] = {"val": {}, "test": {}}
     grouped_inputs["config"]["min_count"] = None
     summary = summarise(**grouped_inputs)
-    assert words.groups(summary) == ["min_count is none: sites tell no numbers of groups."]
+    assert words.groups(summary) == ["min_count is none: sites send no numbers of groups."]
     assert (summary["groups"]["disparity"]["sample"], summary["groups"]["unseen"]) == (None, [])
     page = self_contained(render_run(summary))
     assert "True-positive rates by class." not in " ".join(page.texts)
@@ -74,8 +90,9 @@ def test_a_usual_score_of_zero_marks_nobody(noted_inputs, self_contained):
     for record in noted_inputs["entries"][1:5]:
         record["notes"]["free_rider_score"] |= {"site-1": 0.0, "site-2": 0.0}
     summary = summarise(**noted_inputs)
-    assert not any(row["flagged"] for row in summary["contribution_shares"]["rows"])
-    assert "no site can be compared" in words.contribution(summary)[1]
+    score = next(section for section in summary["notes"] if section["name"] == "free_rider_score")
+    assert not any(row["marked"] for row in score["rows"])
+    assert "no site can be compared" in noted(summary)["words"][1]
     self_contained(render_run(summary))
 
 
@@ -83,9 +100,8 @@ def test_contributions_without_scores(noted_inputs, self_contained):
     for record in noted_inputs["entries"][1:5]:
         record["notes"] = {"contribution": record["notes"]["contribution"]}
     summary = summarise(**noted_inputs)
-    assert summary["contribution_shares"]["usual_score"] is None
-    assert len(words.contribution(summary)) == 1
-    assert drawn(summary) == [True, False, False, False]
+    assert len(noted(summary)["words"]) == 1
+    assert drawn(summary) == ["contribution"]
     self_contained(render_run(summary))
 
 
@@ -93,22 +109,21 @@ def test_a_page_with_everything(noted_inputs, self_contained):
     summary = summarise(**noted_inputs)
     page = self_contained(render_run(summary))
     text = " ".join(page.texts)
-    assert drawn(summary) == [True] * 4
-    assert page.tags.count("svg") == 8
-    assert {"Groups of patients", "Contributions of the sites"} <= set(page.texts)
+    assert drawn(summary) == ["contribution", "free_rider_score", "group_loss", "group_lambda", "layer_weights"]
+    assert page.tags.count("svg") == 9
+    assert {"Groups of patients", TITLE} <= set(page.texts)
     for found in ("healthy, m", "Equal opportunity", "EO gap", "site-10, marked", "limit for a site's median"):
         assert found in text
     assert "Weights of the groups, last: 0.100 to 0.400" in text
-    assert "ill, f, worst served, largest weight" in text
+    assert "ill, f, worst served, largest" in text
     assert "Layer weights, mean over rounds: 0.150 to 0.700, equal would be 0.333" in text
 
 
 def test_what_a_run_lacks_is_not_shown(inputs):
     summary = summarise(**inputs)
     html = render_run(summary)
-    assert [summary[part] for part in PARTS] == [None] * 3
-    assert drawn(summary) == [False] * 4
-    assert "Groups of patients" not in html and "Contributions of the sites" not in html
+    assert (summary["groups"], summary["notes"]) == (None, [])
+    assert "Groups of patients" not in html and TITLE not in html
 
 
 @pytest.mark.parametrize("length", range(8))
@@ -135,7 +150,7 @@ def test_notes_of_another_shape_are_passed_over(noted_inputs, junk, self_contain
     for record in noted_inputs["entries"][1:5]:
         record["notes"] = dict.fromkeys(record["notes"], junk)
     summary = summarise(**noted_inputs)
-    assert [summary[part] for part in PARTS[1:]] == [None, None]
+    assert summary["notes"] == []
     self_contained(render_run(summary))
 
 
@@ -143,7 +158,7 @@ def test_many_layers_stay_in_one_compact_map(noted_inputs):
     for record in noted_inputs["entries"][1:5]:
         weights = record["notes"]["layer_weights"]["conv1"]
         record["notes"]["layer_weights"] = {f"layer{i}": weights for i in range(60)}
-    svg = method_figures.layer_map(summarise(**noted_inputs))
+    svg = figure(summarise(**noted_inputs), "layer_weights")
     assert ">layer58<" in svg and ">layer59<" not in svg
     assert "<image" not in svg
 
@@ -155,6 +170,60 @@ def test_the_sections_are_deterministic(noted_inputs):
 def test_weights_of_groups_within_sites_are_a_map(noted_inputs):
     for record in noted_inputs["entries"][1:5]:
         record["notes"] = {"cell_lambda": {"site-1": {"a": 0.5, "b": 0.1}, "site-2": {"a": 0.4}, "site-10": "x"}}
-    svg = method_figures.cell_map(summarise(**noted_inputs))
+    svg = figure(summarise(**noted_inputs), "cell_lambda")
     assert "last: 0.100 to 0.500, equal would be 0.333</title>" in svg
     assert ">site-2<" in svg and ">b<" in svg
+
+
+def test_the_page_draws_a_rule_that_it_does_not_know(inputs, self_contained):
+    """Every chart of every kind of note, of a rule that no report file names."""
+    kinds = {"round": 2.0, "site": {"site-1": 3.0, "site-2": -1.0}, "group": {"old": 0.01, "young": 0.02}}
+    kinds |= {"layer": {"conv": {"site-1": 12.0, "site-2": 7.0}}, "cell": {"site-1": {"old": 1.0}}}
+    charts = ("lines", "bars", "map", "table", "none")
+    notes = [Note(f"{per}_{c}", f"{per} as {c}", "mm", per, c, f"In {c}.") for per in kinds for c in charts]
+    declare(inputs, *notes)
+    for record in inputs["entries"][1:5]:
+        record["notes"] = {note.name: kinds[note.per] for note in notes}
+    summary = summarise(**inputs)
+    assert drawn(summary) == [note.name for note in notes if note.chart in ("lines", "bars", "map")]
+    page = self_contained(render_run(summary))
+    text = " ".join(page.texts)
+    for found in (
+        "site as bars",
+        "site as table",
+        "In map.",
+        "12.0",
+        "0.0200",
+        "\N{MINUS SIGN}1.00",
+        "layer as table, last",
+    ):
+        assert found in text, found
+    assert "In none." not in text and "round as none" not in text
+
+
+def test_bars_are_of_the_last_round_or_the_mean(inputs):
+    for over, shown in (("last", ">4.000<"), ("mean", ">2.500<")):
+        declare(inputs, Note("number", "Number", chart="bars", over=over))
+        for record in inputs["entries"][1:5]:
+            record["notes"] = {"number": {"site-1": float(record["round"]), "site-2": 1.0}}
+        assert shown in figure(summarise(**inputs), "number")
+
+
+def test_shares_are_drawn_against_equal_ones(inputs):
+    for shares in (False, True):
+        declare(inputs, Note("number", "Number", shares=shares))
+        for record in inputs["entries"][1:5]:
+            record["notes"] = {"number": {"site-1": 0.25, "site-10": 0.75}}
+        svg = figure(summarise(**inputs), "number")
+        assert ("equal shares" in svg) is shares
+        assert "site-10, worst served, largest" in svg
+
+
+def test_the_report_names_no_note_of_any_rule():
+    """What a rule wants to show is declared by the rule: no file of the report knows its name."""
+    names = {note.name for rule in (FedCE, FedHEAL, FedLWR, FedUFO) for note in rule.notes}
+    assert len(names) > 8
+    for file in resources.files("fairflare.report").iterdir():
+        if file.name.endswith((".py", ".j2")):
+            text = file.read_text()
+            assert not [name for name in names if re.search(rf"""["'.]{name}\b""", text)], file.name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups, contributions and layer weights in report.json of the made-up run of conftest.py.
+"""Groups and notes in report.json of the made-up run of conftest.py.
 
 Hand-derived. Pooled over sites: "healthy, f" (36 + 12 + 20) / 80 = 0.85, "healthy, m" 0.8 of 80, "ill, f" (5 + 3) / 20
 = 0.4, "ill, m" 0.7 of 10. Mean over groups 2.75 / 4. EO gap of "ill" 0.3, of "healthy" 0.05. Three of 12 cells are
@@ -14,11 +14,15 @@ import json
 
 import pytest
 
+from fairflare.core.notes import Note
 from fairflare.report import words
+from fairflare.report.note_tables import noted
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
 
-PARTS = ("groups", "contribution_shares", "layer_weights")
+
+def section(inputs, name):
+    return next(found for found in summarise(**inputs)["notes"] if found["name"] == name)
 
 
 def rows(section, key):
@@ -43,7 +47,7 @@ def test_spread_and_mixtures_of_the_groups(grouped_inputs):
     assert found["gap"] == pytest.approx(0.45)
     assert found["worst"] == {"group": "ill, f", "value": 0.4}
     assert found["disparity"]["sample"] == pytest.approx(found["disparity"]["population"] * (4 / 3) ** 0.5)
-    assert found["cells"] == {"expected": 12, "told": 9}
+    assert found["cells"] == {"expected": 12, "sent": 9}
     values = [found["uniform"], *(case["value"] for case in found["unseen"]), found["worst"]["value"]]
     assert values == sorted(values, reverse=True)
 
@@ -65,7 +69,7 @@ def test_equal_opportunity_of_two_classes_is_that_of_the_second(grouped_inputs):
 
 
 def test_three_classes_take_the_largest_gap(grouped_inputs):
-    grouped_inputs["facts"]["classes"] = ["healthy", "ill", "unsure"]
+    grouped_inputs["config"]["about"]["classes"] = ["healthy", "ill", "unsure"]
     found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
     assert (found["positive"], found["gap"], found["worst_tpr"]) == (None, pytest.approx(0.3), 0.4)
 
@@ -80,19 +84,28 @@ def test_sentences_on_groups_name_convention_and_minimum(grouped_inputs):
     assert "across sex. EO gap of the class ill: 0.300; worst true-positive rate: 0.400." in words.opportunity(summary)
 
 
-def test_contribution_rows(noted_inputs):
-    found = summarise(**noted_inputs)["contribution_shares"]
-    by_site = rows(found, "site")
+def test_shares_of_sites_stand_beside_their_shares_of_the_examples(noted_inputs):
+    found = section(noted_inputs, "contribution")
+    by_site = rows(found, "name")
     assert list(by_site) == ["site-1", "site-2", "site-10"]
     last = by_site["site-10"]
-    assert (last["share_first"], last["share_last"]) == (0.5, 0.4)
-    assert last["share_mean"] == pytest.approx(1.4 / 3)
+    assert (last["first"], last["last"]) == (0.5, 0.4)
+    assert last["mean"] == pytest.approx(1.4 / 3)
     assert last["data_share"] == pytest.approx(0.2)
-    assert (last["novelty"], last["error_gap"]) == (1.0, 0.5)
-    assert [row["score"] for row in found["rows"]] == pytest.approx([0.02, 0.01, 0.6])
+    assert found["rounds"] == 4
+    novelty = rows(section(noted_inputs, "novelty"), "name")["site-10"]
+    assert (novelty["median"], "data_share" in novelty) == (1.0, False)
+
+
+def test_a_site_is_marked_by_the_declared_factor(noted_inputs):
+    found = section(noted_inputs, "free_rider_score")
+    assert [row["median"] for row in found["rows"]] == pytest.approx([0.02, 0.01, 0.6])
     assert [row["ratio"] for row in found["rows"]] == pytest.approx([1, 0.5, 30])
-    assert [row["flagged"] for row in found["rows"]] == [False, False, True]
-    assert (found["rounds"], found["factor"], found["usual_score"]) == (4, 3.0, pytest.approx(0.02))
+    assert [row["marked"] for row in found["rows"]] == [False, False, True]
+    assert (found["mark_above"], found["usual"]) == (3.0, pytest.approx(0.02))
+    for declared in noted_inputs["entries"][0]["declared_notes"]:
+        declared["mark_above"] = 31 if declared["mark_above"] else 0
+    assert not any(row["marked"] for row in section(noted_inputs, "free_rider_score")["rows"])
 
 
 def test_agreement_with_the_shares_of_the_examples(noted_inputs):
@@ -100,27 +113,51 @@ def test_agreement_with_the_shares_of_the_examples(noted_inputs):
 
     Centred and times 30: (-1, -1, 2) and (5, -1, -4), so Pearson is -12 / sqrt(6 * 42).
     """
-    found = summarise(**noted_inputs)["contribution_shares"]["agreement"]
+    found = section(noted_inputs, "contribution")["agreement"]
     assert found["euclid"] == pytest.approx(0.08**0.5)
     assert found["cosine"] == pytest.approx(0.32 / (0.34 * 0.38) ** 0.5)
     assert found["pearson_x100"] == pytest.approx(-1200 / 252**0.5)
 
 
-def test_the_rule_is_told_with_its_result(noted_inputs):
-    text = words.contribution(summarise(**noted_inputs))[1]
-    for part in ("exceeds 3 times the median", "interpretation", "not a verdict", "Marked: site-10."):
+def test_the_rule_of_a_mark_is_given_with_its_result(noted_inputs):
+    text = " ".join(noted(summarise(**noted_inputs))["words"])
+    for part in ("exceeds 3 times the median", "not a verdict", "Marked: site-10.", "cosine: 0.890."):
         assert part in text
 
 
 def test_layer_weights_are_means_over_the_rounds_of_a_site(noted_inputs):
-    found = summarise(**noted_inputs)["layer_weights"]
+    found = section(noted_inputs, "layer_weights")["table"]
     assert found["conv1"] == pytest.approx({"site-1": 0.375, "site-2": 0.375, "site-10": 1 / 3})
     assert found["head"]["site-1"] == pytest.approx(0.7)
+
+
+def test_a_two_fold_note_may_be_of_the_last_round(noted_inputs):
+    declared = noted_inputs["entries"][0]["declared_notes"]
+    next(note for note in declared if note["name"] == "layer_weights")["over"] = "last"
+    assert section(noted_inputs, "layer_weights")["table"]["conv1"]["site-1"] == pytest.approx(1 / 3)
 
 
 def test_report_json_holds_the_sections_under_detail(noted_inputs):
     found = report_json(summarise(**noted_inputs), noted_inputs["entries"])
     json.dumps(found, allow_nan=False)
-    assert not set(PARTS) & set(found)
-    assert all(found["detail"][part] for part in PARTS)
+    assert not {"groups", "notes"} & set(found)
+    assert found["detail"]["groups"]
+    names = ["contribution", "novelty", "error_gap", "free_rider_score", "group_loss", "group_lambda", "layer_weights"]
+    assert [note["name"] for note in found["detail"]["notes"]] == names
     assert found["fairness"]["std_sample"] == pytest.approx((42 / 1800) ** 0.5)
+
+
+def test_a_note_of_the_round_is_one_row(inputs):
+    inputs["entries"][0]["declared_notes"] = [Note("spread", "Spread", per="round").to_json()]
+    for record in inputs["entries"][1:5]:
+        record["notes"] = {"spread": float(record["round"])}
+    found = section(inputs, "spread")
+    assert found["rows"] == [{"name": "", "first": 1.0, "last": 4.0, "mean": 2.5, "median": 2.5}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, {}, [3], [{"name": "x"}], [{"name": 3, "label": "X"}], [{"name": "x", "label": "X", "more": 1}]]
+)
+def test_declarations_that_no_run_writes_are_passed_over(noted_inputs, wrong):
+    noted_inputs["entries"][0]["declared_notes"] = wrong
+    assert summarise(**noted_inputs)["notes"] == []

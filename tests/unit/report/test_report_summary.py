@@ -144,7 +144,8 @@ def test_missing_and_non_finite_metrics_become_null(inputs):
 
 
 def test_a_loss_as_headline_is_better_when_lower(inputs):
-    found = summarise(**inputs | {"facts": inputs["facts"] | {"headline": "loss"}})
+    inputs["config"]["about"]["headline"] = "loss"
+    found = summarise(**inputs)
     assert found["higher_is_better"] is False
     assert found["fairness"]["worst"] == {"site": "site-10", "value": pytest.approx(0.4)}
     assert found["rounds"][0]["worst"]["site"] == "site-10"
@@ -159,3 +160,35 @@ def test_the_inputs_stay_as_they_were(inputs):
     before = copy.deepcopy(inputs)
     summarise(**inputs)
     assert inputs == before
+
+
+def test_test_set_scores_are_those_of_the_model_that_the_log_ends_with(inputs, failed_inputs):
+    scores = {"clean": {"corrupted": False, "n": 40, "metrics": {"balanced_accuracy": 0.3}}}
+    assert summarise(**failed_inputs)["test_sets"]["rows"] == []
+    failed_inputs["entries"][-1]["test_sets"] = scores
+    assert [row["value"] for row in summarise(**failed_inputs)["test_sets"]["rows"]] == [0.3]
+    # The last round's checkpoint could not be written: the run ended with the model of the round before.
+    kept = {"event": "finish", "status": "failed", "model_sha256": "model-3", "test_sets": scores}
+    found = summarise(inputs["config"], [*inputs["entries"][:-2], kept])
+    assert [row["value"] for row in found["test_sets"]["rows"]] == [0.3]
+
+
+def test_a_site_that_was_not_selected_is_not_missed(inputs):
+    """In round 2 two sites are selected, so that site-10 is neither rejected nor expected."""
+    record = inputs["entries"][2]
+    record["selected"], record["rejected"] = ["site-1", "site-2"], {}
+    summary = summarise(**inputs)
+    found = summary["contributions"]
+    assert (found["expected"], found["accepted"], found["rejected"], found["absent"]) == (11, 11, 0, 0)
+    assert [row["expected"] for row in summary["sites"]] == [4, 4, 3]
+
+
+def test_a_site_that_is_left_out_is_not_missed(inputs):
+    """site-10 trains nothing and is evaluated at the end."""
+    inputs["entries"][0]["sites"] = ["site-1", "site-2"]
+    for record in inputs["entries"][1:5]:
+        for part in ("accepted", "rejected", "weights"):
+            record[part].pop("site-10", None)
+    summary = summarise(**inputs)
+    assert (summary["contributions"]["expected"], summary["contributions"]["absent"]) == (8, 0)
+    assert {row["site"]: row["expected"] for row in summary["sites"]} == {"site-1": 4, "site-2": 4, "site-10": 0}

@@ -49,3 +49,17 @@ def test_lists_and_plurals_in_text():
     assert values.listing("a") == "a"
     assert values.listing("abc") == "a, b and c"
     assert [values.plural(n, "site") for n in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"), [(0, "0 B"), (999, "999 B"), (12_552, "12.6 kB"), (3_400_000, "3.4 MB"), (2 * 10**12, "2 TB")]
+)
+def test_sizes_in_bytes(n, shown):
+    assert values.size(n) == shown
+
+
+@pytest.mark.parametrize(
+    ("largest", "decimals"), [(0.0, 3), (0.5, 3), (9.9, 3), (12.0, 1), (981, 0), (0.02, 4), (1e-9, 6), (1e9, 0)]
+)
+def test_decimals_show_about_three_figures(largest, decimals):
+    assert values.digits([None, -largest]) == decimals

@@ -3,6 +3,7 @@
 
 import pytest
 
+from fairflare.clinic.metrics import described
 from fairflare.report import metrics, words
 from fairflare.report.compare import compare
 from fairflare.report.summary import summarise
@@ -17,7 +18,7 @@ def test_opening_of_a_completed_run(summary):
     assert (
         "It serves site-10 (noise, severity 3) worst (0.600) and site-1 (clean) best (0.900): a gap of 0.300." in first
     )
-    assert "1 of 12 contributions was rejected or never arrived: site-10 (once)." in second
+    assert "1 of 12 updates was rejected or never arrived: site-10 (once)." in second
     assert "0.900 on clean and 0.650 on corrupted" in second
 
 
@@ -31,7 +32,7 @@ def test_opening_of_a_failed_run(failed_inputs):
 
 def test_opening_without_rejections(inputs):
     inputs["entries"] = [entry for entry in inputs["entries"] if entry.get("round") != 2]
-    assert "No contribution was left out of the model (9 accepted)." in words.opening(summarise(**inputs))[1]
+    assert "No update was left out of the model (9 accepted)." in words.opening(summarise(**inputs))[1]
 
 
 def test_the_next_worst_sites_are_named_when_there_are_enough(inputs):
@@ -44,7 +45,7 @@ def test_the_next_worst_sites_are_named_when_there_are_enough(inputs):
 @pytest.mark.parametrize(("metric", "limit"), [("balanced_accuracy", 0.25), ("auc", 0.5)])
 def test_guessing_is_called_guessing(inputs, metric, limit):
     """Four classes: 0.25; one site at the limit is the mean."""
-    inputs["facts"]["headline"] = metric
+    inputs["config"]["about"]["headline"] = metric
     for value, told in ((limit, True), (limit + 0.001, False)):
         inputs["entries"][-2]["sites"] = {"site-1": {"test": {metric: value}}}
         assert ("not clearly better than guessing" in words.opening(summarise(**inputs))[0]) is told
@@ -57,14 +58,19 @@ def test_a_site_without_a_result_is_named(inputs):
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
 def test_nothing_is_said_about_an_empty_log(inputs, status):
-    found = words.opening(summarise(inputs["config"], [], {}, {}) | {"status": status})
+    found = words.opening(summarise(inputs["config"] | {"about": {}}, []) | {"status": status})
     assert found[1] == ""
 
 
 def test_metric_names():
-    assert metrics.label("auc_ovo") == "AUC (one-vs-one)"
-    assert metrics.label("my_metric") == "my metric"
-    assert metrics.meaning("my_metric", 5) == ""
+    """As the run wrote them down; a metric that it says nothing of keeps its name."""
+    found = {"metrics": described(["auc_ovo", "balanced_accuracy"], 4)}
+    assert metrics.label("auc_ovo", found) == "AUC (one-vs-one)"
+    assert metrics.label("my_metric", found) == "my metric"
+    assert metrics.meaning("my_metric", found) == ""
+    assert metrics.meaning("balanced_accuracy", found).endswith("1 is perfect, 0.25 is guessing")
+    assert metrics.higher_is_better("auc_ovo", found)
+    assert not metrics.higher_is_better("loss", {"metrics": described(["loss"], 4)})
 
 
 def test_differences_say_whether_the_interval_includes_zero(make_run):
@@ -77,7 +83,7 @@ def test_differences_say_whether_the_interval_includes_zero(make_run):
 
 def test_one_seed_is_said_to_prove_nothing(make_run):
     found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
-    assert "With one seed no difference below can be told from chance." in words.opening_compare(found)
+    assert "With one seed no difference below can be distinguished from chance." in words.opening_compare(found)
     assert "(one seed, no interval)" in words.differences(found)[0]
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fairflare.clinic import dice
 from fairflare.clinic.base import Task
-from fairflare.contracts import Training
-from fairflare.objectives import Objective
+from fairflare.core.objectives import Objective
+from fairflare.core.types import Training
 
 SMALL = Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99)
 """For a small U-Net on a laptop."""

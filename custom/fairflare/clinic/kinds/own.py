@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect
 from fairflare.clinic.own_data_set import built_data
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import DataError, UserError
-from fairflare.site_config import SiteConfig
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.user_code import check_name
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
+MOST_CLASSES = 1000
 DESCRIPTION = "dataset"
 """``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
 
@@ -44,15 +46,23 @@ class OwnData(Task):
     build_data: str
 
     @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
         """Names from ``labels``: "3" makes class 0, class 1, class 2."""
         names = [name.strip() for name in self.labels.split(",")]
-        if len(names) == 1 and names[0].isdigit():
-            return tuple(f"class {k}" for k in range(int(names[0])))
-        return tuple(names)
+        fits = len(names) <= MOST_CLASSES and not (
+            self.numbered and (len(names[0]) > 9 or int(names[0]) > MOST_CLASSES)
+        )
+        expect("labels", fits, f"at most {MOST_CLASSES} classes", self.labels[:20])
+        return tuple(f"class {k}" for k in range(int(names[0]))) if self.numbered else tuple(names)
 
     @property
-    def attributes(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+    def numbered(self) -> bool:
+        """Whether ``labels`` is the number of classes rather than their names."""
+        text = self.labels.strip()
+        return text.isascii() and text.isdigit()
+
+    @property
+    def attributes(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]  # depends on an option
         """Attribute -> its values, from ``attribute_values``."""
         found = {}
         for part in filter(None, (p.strip() for p in self.attribute_values.split(";"))):
@@ -113,6 +123,8 @@ class OwnData(Task):
         return [name for name in (part.strip() for part in self.site_names.split(",")) if name]
 
     def _check_own(self, fewest: int) -> None:
+        if self.build_data:
+            check_name(self.build_data, "build_data")
         names = [name.lower() for name in self._names()]
         differ = len(set(names)) == len(names)
         expect("site_names", differ, "names that differ by more than upper and lower case", self.site_names)
@@ -128,11 +140,17 @@ def read_description(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {"kind": str(found["kind"]), "classes": list(found["classes"]), "options": dict(found["options"])} | {
+        return {"kind": str(found["kind"]), "classes": _texts(found["classes"]), "options": dict(found["options"])} | {
             key: dict(found.get(key, {})) for key in ("shared", "table_sets")
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path.name}: expected what fairflare prepare writes ({type(error).__name__})") from None
+
+
+def _texts(found: Any) -> list[str]:
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise TypeError
+    return found
 
 
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:

@@ -13,9 +13,9 @@ from fairflare.clinic.images import image_data, test_set
 from fairflare.clinic.kinds.own import OwnData, read_description
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.clinic.readers.pictures import Reader
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
-from fairflare.errors import UserError
-from fairflare.site_config import SiteConfig
+from fairflare.core.errors import UserError
 
 SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.errors import DataError
+from fairflare.core.errors import DataError
 
 SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.errors import DataError
+from fairflare.core.errors import DataError
 
 AHEAD = 2
 """Batches that are read while one is computed on."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.clinic.readers.datalist import Item
-from fairflare.errors import DataError
+from fairflare.core.errors import DataError
 
 LOW, HIGH = 0.5, 99.5
 """Percentiles that images without a natural range (NIfTI, DICOM) are scaled between."""
@@ -49,6 +49,8 @@ class Reader:
         image = self._image(pixels, stretched)
         if self.values is None:
             return image, torch.tensor(item.label)
+        if isinstance(item.label, int):
+            raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
         mask = _slice(item.label)[0][0]
         if mask.shape != pixels.shape[1:]:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (pixels.shape[1:], mask.shape))
@@ -76,12 +78,13 @@ class Reader:
         return image.round().clamp(0, 255).to(torch.uint8)
 
     def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
-        known = {*self.background, *(v for group in self.values.values() for v in group)}
+        values = self.values or {}
+        known = {*self.background, *(v for group in values.values() for v in group)}
         strange = sorted({float(v) for v in np.unique(pixels)} - known)
         if strange:
             shown = ", ".join(f"{v:g}" for v in strange[:5])
             raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
-        masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in self.values.values()])
+        masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])
         if masks.shape[1:] != (self.size, self.size):
             masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
         return masks.to(torch.uint8)

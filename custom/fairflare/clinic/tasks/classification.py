@@ -13,7 +13,8 @@ from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.kinds.own_images import OwnImages
 from fairflare.clinic.readers.pictures import Reader
-from fairflare.contracts import Training
+from fairflare.core.types import Training
+from fairflare.core.validation import Names
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Classification(OwnImages):
     }
 
     datalists: str = ""
-    site_names: str = ""
-    labels: str = "2"
+    site_names: Names = ""
+    labels: Names = "2"
     attribute_values: str = ""
     size: int = 64
     mean: str = ""

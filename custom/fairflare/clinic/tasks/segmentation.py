@@ -14,7 +14,8 @@ from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.kinds.masks import PAPER, SMALL, Masks
 from fairflare.clinic.kinds.own_images import OwnImages
 from fairflare.clinic.readers.pictures import Reader
-from fairflare.errors import UserError
+from fairflare.core.errors import UserError
+from fairflare.core.validation import Names
 
 BACKGROUND = "background"
 
@@ -47,19 +48,17 @@ class Segmentation(Masks, OwnImages):
             "64 pixels and a small U-Net; minutes on a laptop",
             {},
             SMALL,
-            settings={"logit_tau": 0.0},
         ),
         "paper": Preset(
             "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
             PAPER,
-            settings={"logit_tau": 0.0},
         ),
     }
 
     datalists: str = ""
-    site_names: str = ""
-    labels: str = "1"
+    site_names: Names = ""
+    labels: Names = "1"
     mask_values: str = ""
     attribute_values: str = ""
     size: int = 64
@@ -78,14 +77,14 @@ class Segmentation(Masks, OwnImages):
         self.values()
 
     @property
-    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
         """The mean Dice and each structure's."""
         return ("dice", *(f"dice_{name}" for name in self.classes))
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Structure -> pixel values, and the background's, from ``mask_values``; UserError where one has none."""
         if not self.mask_values:
-            several = {name: (k,) for k, name in enumerate(self.classes, start=1)}
+            several: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
             return several if len(several) > 1 else {self.classes[0]: (1, 255)}, (0,)
         found = {}
         for part in filter(None, (p.strip() for p in self.mask_values.split(";"))):

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.clinic import own_network, scores
-from fairflare.clinic.base import Preset, standardise
+from fairflare.clinic.base import OPEN_SPLIT, Preset, standardise
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.contracts import Training
-from fairflare.errors import DataError, UserError
-from fairflare.seeds import derive
-from fairflare.site_config import SiteConfig
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.seeds import derive
+from fairflare.core.types import Training
+from fairflare.core.validation import Names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,10 +67,10 @@ class Tabular(OwnData):
     }
 
     datalists: str = ""
-    site_names: str = ""
-    labels: str = "2"
+    site_names: Names = ""
+    labels: Names = "2"
     label: str = "label"
-    features: str = ""
+    features: Names = ""
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
@@ -107,7 +108,11 @@ class Tabular(OwnData):
             name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
             for name, index in rows.items()
         }
-        return TensorData(**splits, n_classes=len(self.classes))
+        return TensorData.of(splits, n_classes=len(self.classes))
+
+    def drawn(self) -> tuple[str, ...]:
+        """The split, where a table has no column that says it."""
+        return (OPEN_SPLIT,)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
@@ -143,8 +148,7 @@ class Tabular(OwnData):
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def _labels(self, file: str, cells: list[str]) -> Tensor:
-        numbered = self.labels.strip().isdigit()
-        names = [str(k) for k in range(len(self.classes))] if numbered else list(self.classes)
+        names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):
             if cell not in place:

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: thin. Errors are one line; exit code 2 for a user's mistake, 1 for a failed run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare import __version__
+from fairflare.app.arguments import KINDS, comparison_name, on_grid, own_names, parse_pairs, parse_seeds
+from fairflare.app.failures import explained
+from fairflare.app.options import (
+    PATH,
+    AnyPath,
+    accept_option,
+    as_json,
+    cache_option,
+    config_options,
+    env_option,
+    force_option,
+    out_option,
+    rounds_option,
+    run_options,
+    set_option,
+    sites_option,
+    task_option,
+    threads_option,
+    weights_option,
+    with_accepted,
+)
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.processes import ends_by_signal
+from fairflare.core.validation import CONTROL, JOB_NAME, shown
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="fairflare")
+def cli() -> None:
+    """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""
+
+
+@cli.command("list")
+@click.option("--parts", is_flag=True, help="The parts instead: selectors, trainers, probes, rules, server optimizers.")
+@as_json
+def list_methods(parts: bool, as_json: bool) -> None:
+    """Methods: what they are for, what they cost, and their parameters with defaults."""
+    from fairflare.app import console
+    from fairflare.app.describe import method_rows, part_rows
+
+    rows, show = (part_rows(), console.parts) if parts else (method_rows(), console.methods)
+    console.dump(rows) if as_json else show(rows)
+
+
+@cli.command("tasks")
+@as_json
+def list_tasks(as_json: bool) -> None:
+    """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
+    from fairflare.app import console
+    from fairflare.app.describe import task_rows
+
+    rows = task_rows()
+    console.dump(rows) if as_json else console.tasks(rows)
+
+
+@cli.command()
+@config_options
+@run_options
+@threads_option
+@cache_option
+@out_option
+@force_option
+@as_json
+def run(
+    config: RunConfig,
+    env: str,
+    deployment: dict[str, Any] | None,
+    sim_threads: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run one federation of METHOD and write its report."""
+    from fairflare.app import console
+    from fairflare.app.deployment import execute_deployed
+    from fairflare.app.runs import default_folder, execute
+
+    folder = out or default_folder(config)
+    if deployment:
+        summary = execute_deployed(config, folder, force=force, **deployment)
+    else:
+        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+
+
+@cli.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
+@task_option
+@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
+@rounds_option
+@sites_option
+@set_option
+@accept_option
+@click.option(
+    "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@weights_option
+@env_option
+@threads_option
+@cache_option
+@out_option
+@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown and JSON here.")
+@force_option
+@as_json
+@click.pass_obj
+def compare(
+    command: str | None,
+    methods: tuple[str, ...],
+    task: str,
+    seeds: str,
+    rounds: int | None,
+    sites: int | None,
+    pairs: tuple[str, ...],
+    accept: tuple[str, ...],
+    grid: tuple[str, ...],
+    fixed_data: bool,
+    pretrained_weights: str | None,
+    env: str,
+    sim_threads: int | None,
+    out: Path | None,
+    tables: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run methods on the same data, the same initial models and matched seeds, and compare them.
+
+    Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
+    carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps them: --grid radius=0,0.1,1 --grid beta=0,0.5,1
+    runs fedufo nine times and fedavg once. Finished runs found in --out are reused.
+    """
+    from fairflare.app import console
+    from fairflare.app.comparison import arms
+    from fairflare.app.runs import check_tables, compare_all, write_tables
+
+    shared: dict[str, Any] = {
+        "rounds": rounds,
+        "sites": sites,
+        "values": parse_pairs(with_accepted(pairs, accept), pretrained_weights),
+        "fixed_data": fixed_data,
+    }
+    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
+    folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
+    if tables:
+        check_tables(tables)
+    comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads)
+    if tables:
+        write_tables(comparison, tables, command or "fairflare compare")
+    console.dump(comparison) if as_json else console.comparison(comparison, folder)
+
+
+@cli.command()
+@config_options
+@cache_option
+@out_option
+@force_option
+@as_json
+def contribution(
+    config: RunConfig,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure each site's contribution: METHOD once with all sites and once without each of them.
+
+    Finished runs found in --out are reused, so that an interrupted measurement goes on where it stopped.
+    """
+    from fairflare.app import console
+    from fairflare.app.contribution import measure_contribution
+    from fairflare.build.assembly import site_names
+
+    folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{config.seed}"
+    found = measure_contribution(config, site_names(config), folder, force=force)
+    console.dump(found) if as_json else console.contribution(found, folder)
+
+
+@cli.command()
+@config_options
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
+@force_option
+def export(
+    config: RunConfig,
+    out: Path,
+    name: str | None,
+    simulation: bool,
+    preinstalled: bool,
+    force: bool,
+) -> None:
+    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
+    from fairflare.app import console
+    from fairflare.app.runs import export_job
+
+    if name is not None and not JOB_NAME.fullmatch(name):
+        raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
+    export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
+
+
+@cli.command()
+@click.argument("site_config", type=PATH)
+@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where they have a datalist.")
+@click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
+@click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
+@click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
+@accept_option
+@set_option
+@as_json
+def preflight(
+    site_config: Path,
+    kind: str | None,
+    task: str | None,
+    classes: str | None,
+    site: str | None,
+    method: str | None,
+    accept: tuple[str, ...],
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Look for what is wrong with a site's data; exit code 1 when a run would be refused.
+
+    Run it at the hospital: its lines may name files. With --json it prints what may leave the site: no counts but
+    the bands they lie in.
+    """
+    from fairflare.app import console
+    from fairflare.app.preflight import check_site, leaving
+    from fairflare.core.findings import accepted_codes
+
+    chosen = kind or task
+    if chosen is None or (kind and task):
+        raise UserError("preflight: expected either --kind or --task")
+    values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
+    findings = check_site(site_config, chosen, classes, values, site, method, accepted)
+    console.dump(leaving(site_config, findings)) if as_json else console.findings(findings)
+    if any(f.level == "error" for f in findings):
+        raise RunFailed("preflight: the data have errors, no run can start")
+
+
+@cli.command()
+@click.argument("folder", type=PATH)
+@threads_option
+@as_json
+def resume(folder: Path, sim_threads: int | None, as_json: bool) -> None:
+    """Continue the interrupted or failed run in FOLDER after its last finished round."""
+    from fairflare.app import console
+    from fairflare.app.runs import resume as resume_run
+
+    summary = resume_run(folder, sim_threads=sim_threads)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("source", type=AnyPath(path_type=Path, exists=True, file_okay=False))
+@click.argument("dest", type=PATH)
+@set_option
+@as_json
+def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
+
+    DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
+    images that it lacks are made, once and seeded. Nothing is downloaded.
+    """
+    from fairflare.app import console
+    from fairflare.app.preparation import prepare_dataset
+
+    with console.Counter(f"preparing {dataset}") as counter:
+        found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
+    console.dump(found) if as_json else console.prepared(found, dest)
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(("rule", "trainer", "probe")))
+@click.argument("name")
+@click.option("--out", type=PATH, default=Path(), metavar="DIR", help="Where to write; the current folder by default.")
+@as_json
+def new(kind: str, name: str, out: Path, as_json: bool) -> None:
+    """Write a working rule, trainer or probe NAME as a plugin of one file, with its test and its card.
+
+    No file is overwritten. The example is a method of its own at once: run it, then change it.
+    """
+    from fairflare.app import console
+    from fairflare.app.scaffold import write_part
+
+    files = write_part(kind, name, out)
+    console.dump({"files": [str(path) for path in files]}) if as_json else console.written(files, name)
+
+
+@cli.command()
+@click.argument("folder", type=PATH)
+@as_json
+def report(folder: Path, as_json: bool) -> None:
+    """(Re)write report.html and report.json of the run in FOLDER."""
+    from fairflare.app import console
+    from fairflare.app.runs import report_again
+
+    with console.busy("scoring the final model"):
+        summary = report_again(folder)
+    console.dump(summary) if as_json else console.run_result(summary, folder)
+
+
+@cli.command()
+@click.argument("folder", type=PATH)
+@click.option("--head", default="", metavar="HASH", help="A head that was kept: the log must hold that line.")
+@as_json
+def verify(folder: Path, head: str, as_json: bool) -> None:
+    """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
+
+    Says what is absent: "not ended" of a run that was cut short, "no report". Exits with 1 when a completed run lacks
+    its report.
+    """
+    from fairflare.app import console
+    from fairflare.federation.history import events
+    from fairflare.report.write import absent, verified_run
+
+    course, entries = verified_run(folder, head)
+    happened, lacks = events(entries), absent(folder, course)
+    whole = not (course.completed and lacks)
+    head, status = happened[-1]["hash"], course.finish.get("status")
+    if as_json:
+        found = {"entries": len(happened), "head": head, "verified": whole}
+        console.dump({**found, "ended": bool(course.finish), "status": status, "absent": lacks})
+    else:
+        words = "verified" if whole else "NOT verified"
+        console.say("; ".join([f"{words}: {len(happened)} entries, chain head {head}", *lacks]))
+    if not whole:
+        click.get_current_context().exit(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        for word in given:
+            if CONTROL.search(word):
+                raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
+        command = shlex.join(["fairflare", *given])
+        with ends_by_signal():
+            code = cli.main(given, standalone_mode=False, obj=command) or 0
+    except click.exceptions.NoArgsIsHelpError as help:
+        click.echo(help.format_message())
+        code = 0
+    except (KeyboardInterrupt, Exception) as error:
+        code = explained(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of a comparison: every method with every seed, each seed on data of its own, which all methods share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fairflare.app.arguments import folder_name, split_method
+from fairflare.build import tasks
+from fairflare.build.config import RunConfig, make_config
+from fairflare.core.errors import UserError
+from fairflare.core.seeds import derive
+
+DATA_SEED = "data_seed"
+SHARED = ("group_by", "leave_out", "clients")
+"""What the methods of one comparison have alike, beside the data."""
+
+
+def arms(
+    labels: Sequence[str],
+    task: str,
+    seeds: Sequence[int],
+    *,
+    rounds: int | None = None,
+    sites: int | None = None,
+    values: Mapping[str, Any] | None = None,
+    fixed_data: bool = False,
+) -> list[tuple[str, RunConfig]]:
+    """(folder name, run) of every method with every seed.
+
+    With seed s the task's data are drawn with ``data_seed_of(s)``, the same for all methods, where the task draws
+    anything (``Task.drawn``) and nothing else is asked for.
+
+    Args:
+        labels: methods, each with settings of its own if any: "fedism-plus:state=L,q=1".
+        task: name or name:preset.
+        seeds: different numbers >= 0.
+        rounds: T, the preset's when None.
+        sites: number of sites, the preset's when None.
+        values: settings of all methods; a ``data_seed`` among them fixes the data.
+        fixed_data: every seed has the preset's own data.
+
+    Raises:
+        UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
+    """
+    shared, found = dict(values or {}), []
+    fixed_data = fixed_data or _sets_data_seed(shared)
+    for label in labels:
+        name, own = split_method(label)
+        if _sets_data_seed(own):
+            raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
+        for seed in seeds:
+            made = partial(make_config, name, task, rounds=rounds, sites=sites, seed=seed, over=own)
+            config = made(values=shared)
+            if not fixed_data and _draws(config):
+                config = made(values=shared | {f"task.{DATA_SEED}": data_seed_of(seed)})
+            found.append((f"{folder_name(label)}-seed{seed}", config))
+    _require_same_data(found)
+    return found
+
+
+def _sets_data_seed(values: Mapping[str, Any]) -> bool:
+    return DATA_SEED in values or f"task.{DATA_SEED}" in values
+
+
+def data_seed_of(seed: int) -> int:
+    """The ``data_seed`` of a comparison's seed, in 0..10**9-1.
+
+    Not the seed itself: a partition that leaves a site too small is drawn again with the next number, so that two
+    neighbouring ones may be the same partition.
+    """
+    return derive(seed, "data") % 10**9
+
+
+def _draws(config: RunConfig) -> bool:
+    return bool(tasks.load(config.task, config.preset, **config.options).drawn())
+
+
+def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
+    """Raise UserError, before anything runs, where runs of one seed differ in more than the method and its training."""
+    first: dict[int, tuple[str, RunConfig]] = {}
+    for name, config in found:
+        other, twin = first.setdefault(config.seed, (name, config))
+        kinds = [(config.options, twin.options), (dataclasses.asdict(config), dataclasses.asdict(twin))]
+        for keys, (own, its) in zip((sorted(config.options), SHARED), kinds):
+            for key in keys:
+                if own[key] != its[key]:
+                    raise UserError(
+                        f"{key}: expected the same for all methods of a comparison (--set {key}=...), "
+                        f"got {own[key]} in {name} and {its[key]} in {other}"
+                    )

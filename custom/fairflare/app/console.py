@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the terminal shows: tables, progress and results. Progress and notes go to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from fairflare.core.findings import Finding
+from fairflare.report.compare import drawn_words, table
+from fairflare.report.log import line
+from fairflare.report.personal import QUANTITIES as PERSONAL
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+LABELS = {
+    "mean": "mean over sites",
+    "worst": "worst site",
+    "std": "standard deviation over sites",
+    "gap": "gap best to worst",
+    "clean": "clean test set, last 5 rounds",
+    "corrupted": "corrupted test set, last 5 rounds",
+    "group_disparity": "disparity over groups (sample sd)",
+    "worst_group": "worst group",
+    **PERSONAL,
+    "worst vs first": "worst site, beside the first method",
+    "wins": "seeds with a better worst site",
+}
+
+
+def say(text: str) -> None:
+    """Plain text on stdout."""
+    click.echo(text)
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    err.print(escape(text))
+
+
+def dump(content: Any) -> None:
+    """JSON on stdout."""
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def busy(text: str) -> Any:
+    """A spinner on stderr while the block runs."""
+    return err.status(escape(text))
+
+
+class Progress:
+    """A progress bar over rounds, fed as an observer of the round loop or by following an audit log."""
+
+    def __init__(self, title: str, rounds: int, sites: int, starting: bool = False) -> None:
+        """
+        Args:
+            title: what runs.
+            rounds: T.
+            sites: number of sites, for the bar over their data.
+            starting: True while processes start first, as in the simulator.
+        """
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True)
+        self._title, self._rounds, self._sites = escape(title), rounds, sites
+        self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None)
+        self._read = 0
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def preparing(self, site: str) -> None:
+        """A site's data are about to be built."""
+        done = int(self._bar.tasks[0].completed) + 1
+        self._bar.update(self._task, description=f"data of {escape(site)}", total=self._sites, completed=done)
+
+    def found(self, site: str, finding: Finding) -> None:
+        """Preflight found something at a site; warnings are in the report."""
+        if finding.level == "error":
+            self._bar.console.print(escape(f"{site}: {finding}"), soft_wrap=True)
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """An audit entry was written."""
+        if entry["event"] in ("start", "resume"):
+            first = entry.get("from_round", 0)
+            self._bar.update(self._task, description=self._title, total=self._rounds, completed=first)
+        elif entry["event"] == "round":
+            self._bar.update(self._task, completed=entry["round"])
+            if entry["rejected"]:
+                self._bar.console.print(escape(line(entry)))
+        elif entry["event"] == "evaluation":
+            self._bar.update(self._task, description="final evaluation")
+
+    def follow(self, folder: Path) -> None:
+        """Catch up with the audit log in ``folder``."""
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            lines = (folder / "audit.jsonl").read_text().splitlines()
+            for text in lines[self._read :]:
+                self.saw(json.loads(text))
+                self._read += 1
+
+
+class Counter:
+    """A progress bar over things of which there is a known number."""
+
+    def __init__(self, title: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = RichProgress(*columns, console=err, transient=True)
+        self._title = escape(title)
+        self._task = self._bar.add_task(self._title, total=None)
+
+    def __enter__(self) -> Counter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+
+    def saw(self, part: str, done: int, total: int) -> None:
+        """``done`` of ``total`` are done, the last one belonged to ``part``; shows the bar from the first call on."""
+        self._bar.start()
+        self._bar.update(self._task, description=f"{self._title}: {escape(part)}", completed=done, total=total)
+
+
+@contextlib.contextmanager
+def quiet_flare() -> Iterator[None]:
+    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def methods(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare list``."""
+    for row in rows:
+        made_of = f"trainer {row['trainer']}, probes {', '.join(row['probes']) or 'none'}, rule {row['rule']}"
+        others = (("selector", "all"), ("server_optimizer", "none"))
+        made_of += "".join(f", {kind.replace('_', ' ')} {row[kind]}" for kind, usual in others if row[kind] != usual)
+        parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
+        _entry(row["id"], f"{row['title']} ({row['paper']}), {row['cost']:g} x FedAvg")
+        _indented(row["summary"], made_of, parameters)
+
+
+def parts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare list --parts``."""
+    for row in rows:
+        _entry(f"{row['kind']} {row['id']}", row["summary"])
+        if row["parameters"]:
+            _indented(", ".join(f"{key}={value}" for key, value in row["parameters"].items()))
+
+
+def tasks(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare tasks``."""
+    for row in rows:
+        _entry(row["name"], row["title"])
+        _indented(f"real: {row['real']}", f"simulated: {row['simulated']}")
+        _indented(f"metrics: {', '.join(row['metrics'])}; fairness in {row['headline']}")
+        if row["attributes"]:
+            _indented(f"sensitive attributes: {', '.join(row['attributes'])}")
+        for preset in row["presets"]:
+            rounds = preset["training"]["rounds"]
+            _indented(f":{preset['preset']}  {len(preset['sites'])} sites, {rounds} rounds; {preset['summary']}")
+
+
+def _entry(name: str, text: str) -> None:
+    out.print(f"[bold]{escape(name)}[/bold]  {escape(text)}")
+
+
+def _indented(*texts: str) -> None:
+    for text in texts:
+        out.print(Padding(escape(text), (0, 0, 0, 4)))
+
+
+def run_result(report: Mapping[str, Any], folder: Path) -> None:
+    """What came out of one run, and where it is."""
+    summary = report["detail"]
+    fairness, sets = summary["fairness"], summary["test_sets"]
+    headline = summary["headline"]
+    found = Table(title=f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}")
+    found.add_column("final model")
+    found.add_column(headline, justify="right")
+    worst, best = fairness["worst"], fairness["best"]
+    own = (summary.get("personal") or {}).get("personal")
+    if own:
+        found.add_column("personal models", justify="right")
+    rows = {
+        "mean over sites": _number(fairness["mean"]),
+        f"worst site ({worst['site']})": _number(worst["value"]),
+        f"best site ({best['site']})": _number(best["value"]),
+        "gap best to worst": _number(fairness["gap"]),
+    }
+    for (name, value), beside in zip(rows.items(), _evenness(own) if own else [()] * len(rows), strict=True):
+        found.add_row(name, value, *beside)
+    for row in sets["rows"]:
+        found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
+    out.print(found)
+    left_out = sum(len(r) for r in (_rejected(c) for c in summary["rounds"]))
+    if left_out:
+        out.print(f"{left_out} updates were left out; the report says which and why")
+    say(f"report: {folder / 'report.html'}")
+
+
+def _evenness(found: Mapping[str, Any]) -> list[tuple[str]]:
+    """Mean, worst and best site and gap over the sites' personal models."""
+    ends = [f"{_number(found[end]['value'])} ({escape(str(found[end]['site']))})" for end in ("worst", "best")]
+    return [(_number(found["mean"]),), *((end,) for end in ends), (_number(found["gap"]),)]
+
+
+def written(files: Sequence[Path], name: str) -> None:
+    """The files of ``fairflare new``, and what to do with them."""
+    for path in files:
+        say(f"wrote {path}")
+    say(f"run it:  FAIRFLARE_PLUGINS={files[0]} fairflare run {name} --task support2 --rounds 2")
+    say(f"test it: pytest {files[1]}")
+
+
+def comparison(found: dict[str, Any], folder: Path) -> None:
+    """The table of ``fairflare compare``, a column per method, and where the reports are."""
+    rows = table(found)
+    shown = Table(title=f"{found['headline']}, {len(found['seeds'])} seed(s)")
+    shown.add_column("")
+    for row in rows:
+        shown.add_column(escape(row["method"]), justify="right")
+    for name in rows[0]:
+        if name not in ("method", "seeds"):
+            shown.add_row(LABELS.get(name, name), *(escape(str(row.get(name, ""))) for row in rows))
+    out.print(shown)
+    say(drawn_words(found))
+    for text in found["notes"]:
+        note(text)
+    for report in sorted(folder.glob("*/report.html")):
+        say(f"report: {report}")
+    say(f"comparison: {folder / 'compare.html'}")
+
+
+def findings(found: Sequence[Any]) -> None:
+    """The lines of ``fairflare preflight``."""
+    for one in found:
+        say(f"{one} [{one.code}, {one.count}]")
+    if not found:
+        say("nothing found: the data can be used")
+
+
+def prepared(found: Mapping[str, Any], dest: Path) -> None:
+    """What ``fairflare prepare`` wrote, and the command that runs on it."""
+    shown = Table(title=f"{found['task']} in {dest}")
+    for name in ("site or test set", "what it is", "train", "val", "test"):
+        shown.add_column(name, justify="left" if name in ("site or test set", "what it is") else "right")
+    for kind in ("sites", "shared"):
+        for name, about in found[kind].items():
+            sizes = [str(about.get(split, "")) for split in ("train", "val", "test")]
+            shown.add_row(escape(name), escape(str(about.get("kind", "shared test set"))), *sizes)
+    out.print(shown)
+    say(f"run it: fairflare run METHOD --datalists {dest}")
+
+
+def contribution(found: Mapping[str, Any], folder: Path) -> None:
+    """The table of ``fairflare contribution``: what each site's absence costs, and what the method thought of it."""
+    shown = Table(title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}")
+    for name in (
+        "site",
+        "score without it",
+        "drop",
+        "leave-one-out share",
+        "method's last weight",
+        "share of examples",
+    ):
+        shown.add_column(name, justify="left" if name == "site" else "right")
+    for row in found["sites"]:
+        keys = ("score_without", "drop", "share", "weight", "data_share")
+        shown.add_row(escape(row["site"]), *(_number(row[key]) for key in keys))
+    out.print(shown)
+    out.print(f"score with all sites: {_number(found['score'])} (mean over all sites' own test splits)")
+    for name, agreement in found["agreement"].items():
+        numbers = ", ".join(f"{key} {_number(value)}" for key, value in agreement.items())
+        say(f"agreement of {name} with the leave-one-out shares: {numbers}")
+    say(f"contribution: {folder / 'contribution.json'}")
+
+
+def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return record.get("rejected") or {}
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that commands write: opened by one command at a time, replaced only where all of it is the package's own.
+
+A run that replaces another first puts the old one into ``.fairflare.before``; after a kill the next command puts it
+back, unless the new run has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fairflare.build.assembly import CONFIG, SITES
+from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.processes import end_what_is_left
+from fairflare.federation import audit
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_file, read_json
+from fairflare.federation.history import events
+from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
+from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
+from fairflare.report.log import LOG
+from fairflare.report.tensorboard import FOLDER as EVENTS
+from fairflare.report.write import PAGE, REPORT
+
+T = TypeVar("T")
+COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
+SUMMARIES = (COMPARISON, COMPARISON_PAGE, "compare.csv", "compare.md", CONTRIBUTION)
+FLARE_LOG = "flare_log.txt"
+RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, REPORT, PAGE, LOG, FLARE_LOG)
+PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
+RUN_FOLDERS = {
+    SITES: re.compile(r"[^/]+\.pt(\.lock)?"),
+    EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
+    "he": re.compile(r"(client|server)_context\.tenseal"),
+}
+"""Name -> what the files in it are called."""
+JOB_FILES = (
+    r"meta\.json|app/config/config_fed_(server|client)\.json"
+    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|datasets/data/[^/]+)"
+)
+BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
+"""The run that is being replaced; on its way there or back."""
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up.
+
+    Raises:
+        UserError: another command is at work there.
+    """
+    with locked(folder):
+        end_what_is_left(folder)
+        _clear_half_written(folder)
+        _clear_server_lock(folder)
+        _recover(folder)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Busy):
+                _clear_server_lock(folder)
+
+
+@contextlib.contextmanager
+def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
+    """A new folder for a run. When the run fails before its first round, what was there before is back."""
+    check_path(folder)
+    with created(folder), opened(folder):
+        refuse_existing(folder, force)
+        _put_aside(folder)
+        had = (folder / BEFORE).exists()
+        try:
+            yield
+        except BaseException:
+            if not _has_begun(folder) or (had and never_started(folder)):
+                _remove(folder)
+                _put_back(folder)
+            _discard(folder / BEFORE)
+            raise
+        _discard(folder / BEFORE)
+
+
+@contextlib.contextmanager
+def created(folder: Path) -> Iterator[None]:
+    """Within: ``folder`` exists; it goes again when it was made for this and stays empty."""
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    except ValueError:
+        raise UserError(f"--out {str(folder)!r}: cannot be the name of a folder") from None
+    try:
+        yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty, or another command has it
+                folder.rmdir()
+
+
+def check_path(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is a folder, or may become one."""
+    try:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UserError(f"--out {folder}: exists and is not a folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+
+
+def refuse_existing(folder: Path, force: bool) -> None:
+    """Refuse what is in ``folder``: a stranger's files always, a run that has started unless ``force``."""
+    if not content(folder):
+        return
+    if alien := strangers(folder):
+        raise UserError(f"--out {folder}: exists and holds {alien[0]!r}, which is not fairflare's; nothing was changed")
+    if not is_run(folder):
+        raise UserError(f"--out {folder}: holds no run of fairflare, so --force does not replace it")
+    if force or never_started(folder):
+        return
+    if is_complete(folder):
+        raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
+    raise UserError(
+        f"--out {folder}: exists, a run that has not ended; `fairflare resume {folder}` goes on, --force replaces it"
+    )
+
+
+def content(folder: Path) -> list[Path]:
+    """What lies in ``folder``, sorted, but for locks and what a killed command has left."""
+    if not folder.is_dir():
+        return []
+    return sorted(item for item in folder.iterdir() if item.name not in (LOCK, SERVER_LOCK, BEFORE, MOVING))
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names below the run's ``folder`` that no command of this package has written, sorted."""
+    found = []
+    for item in content(folder):
+        if item.is_dir() and not item.is_symlink() and item.name in RUN_FOLDERS:
+            inside = RUN_FOLDERS[item.name]
+            found += [f"{item.name}/{one.name}" for one in sorted(item.iterdir()) if not _is_own_file(one, inside)]
+        elif not _is_own_file(item, PREFLIGHT, *RUN_FILES):
+            found.append(item.name)
+    return found
+
+
+def _is_own_file(path: Path, pattern: re.Pattern[str], *names: str) -> bool:
+    half = HALF_WRITTEN.fullmatch(path.name)
+    name = half["name"] if half else path.name
+    return path.is_file() and not path.is_symlink() and (name in names or bool(pattern.fullmatch(name)))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether ``folder`` holds a run that has at least been configured."""
+    try:
+        found = read_json(folder / CONFIG)
+    except UserError:
+        return False
+    return {"format", "method", "task", "settings", "training"} <= set(found)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` came to its end, so that it is not replaced without being asked to."""
+    if not (folder / REPORT).is_file() or not (folder / PAGE).is_file():
+        return False
+    try:
+        return read_json(folder / REPORT).get("status") == "completed"
+    except UserError:
+        return False
+
+
+def never_started(folder: Path) -> bool:
+    """Whether the run there was refused before its first round, so that nothing is lost by another attempt."""
+    try:
+        return [entry["event"] for entry in events(audit.verify(folder / AUDIT, torn=True))] == ["start", "finish"]
+    except (FairFlareError, OSError, KeyError):
+        return False
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether the run's log holds at least one whole, valid line; raises UserError when it cannot be read."""
+    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+
+
+def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
+    """Refuse a comparison's or a measurement's ``folder`` that holds anything else.
+
+    Args:
+        folder: may be missing.
+        is_part: whether a run's folder may have this name.
+    """
+    check_path(folder)
+    for item in content(folder):
+        if item.is_dir() and not item.is_symlink():
+            known = is_part(item.name) and (is_run(item) or not content(item) or _is_half_made(item))
+        else:
+            known = _is_own_file(item, re.compile("|".join(map(re.escape, SUMMARIES))))
+        if not known:
+            raise UserError(f"--out {folder}: holds {item.name!r}, which is no run of a comparison or measurement")
+
+
+def _is_half_made(folder: Path) -> bool:
+    """A run's folder whose command was killed before the configuration was there."""
+    return all(HALF_WRITTEN.fullmatch(item.name) for item in content(folder)) and not strangers(folder)
+
+
+def _put_aside(folder: Path) -> None:
+    """Move the run that is there into ``BEFORE``, which appears whole."""
+    old = content(folder)
+    if not old:
+        return
+    (folder / MOVING).mkdir()
+    for item in old:
+        item.rename(folder / MOVING / item.name)
+    (folder / MOVING).rename(folder / BEFORE)
+
+
+def _put_back(folder: Path) -> None:
+    """Move the run before back; what is half moved goes on where it was."""
+    if (folder / BEFORE).is_dir():
+        (folder / BEFORE).rename(folder / MOVING)
+    if (folder / MOVING).is_dir():
+        for item in (folder / MOVING).iterdir():
+            item.rename(folder / item.name)
+        (folder / MOVING).rmdir()
+
+
+def _recover(folder: Path) -> None:
+    """After a kill: the run before is back unless the new one had begun, which then goes on."""
+    if (folder / BEFORE).is_dir():
+        if _has_begun(folder) and not never_started(folder):
+            _discard(folder / BEFORE)
+            return
+        _remove(folder)
+    _put_back(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a run's own files, no others."""
+    for item in content(folder):
+        if item.name in RUN_FOLDERS and item.is_dir() and not item.is_symlink():
+            remove_files(item, partial(_matches, RUN_FOLDERS[item.name]))
+        elif _is_own_file(item, PREFLIGHT, *RUN_FILES):
+            item.unlink()
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    return pattern.fullmatch(name) is not None
+
+
+def _discard(before: Path) -> None:
+    if before.is_dir() and not before.is_symlink():
+        _remove(before)
+        with contextlib.suppress(OSError):  # something else lies there and stays
+            before.rmdir()
+
+
+def _clear_server_lock(folder: Path) -> None:
+    """Remove what a killed server of a simulated run has left; raises Busy while a job's server works in ``folder``."""
+    if (folder / SERVER_LOCK).exists():
+        with locked(folder, SERVER_LOCK):
+            pass
+
+
+def _clear_half_written(folder: Path) -> None:
+    names = (*RUN_FILES, *SUMMARIES)
+    clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
+    clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
+
+
+def is_job(folder: Path) -> bool:
+    """Whether ``folder`` holds an exported job."""
+    server = folder / "app" / "config" / "config_fed_server.json"
+    try:
+        return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
+    except UserError:
+        return False
+
+
+def job_strangers(folder: Path) -> list[str]:
+    """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
+    code = map(re.escape, _job_code(folder / "app" / "config" / "config_fed_server.json"))
+    own = re.compile("|".join((JOB_FILES, *(rf"app/custom/{name}(\.py|/.+)" for name in code))))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]
+
+
+def _job_code(path: Path) -> list[str]:
+    """The names of the modules of the user's own that an exported job says that it brings."""
+    found: list[str] = []
+    for flow in _as(list, read_json(path).get("workflows"), path, "workflows"):
+        arguments = _as(dict, _as(dict, flow, path, "a workflow").get("args"), path, "args")
+        found += _as(dict, _as(dict, arguments.get("config"), path, "config").get("code"), path, "code")  # name -> hash
+    return found
+
+
+def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
+    """``value``, or an empty ``kind`` for None; raises UserError for another type than an export writes."""
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
+    return kind() if value is None else value

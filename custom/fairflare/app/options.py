@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.app.arguments import KINDS, own_data, own_pairs, parse_pairs
+from fairflare.core import user_code
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
+
+DAY = 86400.0
+CACHE, OFF = "FAIRFLARE_CACHE", "off"
+"""As ``datasets.simulated.cache`` has them, which takes its time to import."""
+LONGEST_WAIT = 30 * DAY
+
+
+class AnyPath(click.Path):
+    """A path that the system can look up; whether it is there, and what it is, is the command's to say."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """``value`` as the type says; refuses an empty one, one that is too long and links that lead in a circle."""
+        if not os.fspath(value):
+            self.fail("expected a path, got none", param, ctx)
+        try:
+            os.stat(value)
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                self.fail(f"{shown(os.fspath(value))}: {error.strerror}", param, ctx)
+        except ValueError:
+            self.fail(f"{shown(os.fspath(value))}: is no path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = AnyPath(path_type=Path)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
+sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
+set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+accept_option = click.option(
+    "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
+)
+weights_option = click.option(
+    "--pretrained-weights",
+    type=AnyPath(path_type=str),
+    metavar="PATH",
+    help="A state dict to start from, e.g. ImageNet's for a ResNet-18.",
+)
+env_option = click.option(
+    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
+)
+threads_option = click.option(
+    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
+)
+force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
+out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
+
+
+def with_accepted(pairs: tuple[str, ...], accept: tuple[str, ...]) -> tuple[str, ...]:
+    """The ``--set`` pairs with those of ``--accept`` as one more."""
+    return (*pairs, f"accept={','.join(accept)}") if accept else pairs
+
+
+def cache_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Whether simulated data that were rendered before are used again, and new ones kept."""
+
+    @click.option("--no-cache", is_flag=True, help="Render simulated data anew, and keep none of them.")
+    @functools.wraps(command)
+    def with_cache(*, no_cache: bool, **others: Any) -> None:
+        before = os.environ.get(CACHE)
+        if no_cache:
+            os.environ[CACHE] = OFF
+        try:
+            command(**others)
+        finally:
+            os.environ.pop(CACHE, None)
+            os.environ.update({CACHE: before} if before is not None else {})
+
+    return with_cache
+
+
+def task_option(command: Callable[..., None]) -> Callable[..., None]:
+    """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
+
+    @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
+    @click.option("--datalists", type=PATH, metavar="DIR", help="Your own data: a list per site.")
+    @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
+    @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
+    @click.option(
+        "--code",
+        type=PATH,
+        multiple=True,
+        metavar="FILE",
+        help="Your own .py file or package that the run needs, for a network or build_data; repeat for more.",
+    )
+    @functools.wraps(command)
+    def with_task(
+        *,
+        task: str | None,
+        datalists: Path | None,
+        kind: str | None,
+        classes: str | None,
+        code: tuple[Path, ...],
+        pairs: tuple[str, ...],
+        **others: Any,
+    ) -> None:
+        user_code.use(code)
+        chosen, own = own_data(task, datalists, kind, classes)
+        command(task=chosen, pairs=own_pairs(own, pairs), **others)
+
+    return with_task
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
+
+    @click.option(
+        "--env",
+        type=click.Choice(["local", "sim", "poc", "prod"]),
+        default="local",
+        show_default=True,
+        help="Where the federation runs; poc and prod are one that is up.",
+    )
+    @click.option("--kit", type=PATH, metavar="DIR", help="Who submits: a user's startup kit.")
+    @click.option("--preinstalled", is_flag=True, help="The sites have this package: the job brings no code.")
+    @click.option(
+        "--wait", type=click.FloatRange(1, LONGEST_WAIT), metavar="S", help="Seconds until the job must be over; a day."
+    )
+    @functools.wraps(command)
+    def with_env(*, env: str, kit: Path | None, preinstalled: bool, wait: float | None, **others: Any) -> None:
+        if wait is not None and math.isnan(wait):
+            raise UserError("--wait: expected a number of seconds, got nan")
+        chosen = {"--kit": kit, "--preinstalled": preinstalled, "--wait": wait}
+        given = [name for name, value in chosen.items() if value]
+        if env in ("local", "sim"):
+            if given:
+                raise UserError(f"{given[0]}: expected --env poc or --env prod, got --env {env}")
+            return command(env=env, deployment=None, **others)
+        if others.get("sim_threads") is not None:
+            raise UserError(f"--sim-threads: expected --env sim, got --env {env}")
+        deployment = {"env": env, "kit": kit, "preinstalled": preinstalled, "timeout": wait or DAY}
+        return command(env=env, deployment=deployment, **others)
+
+    return with_env
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """METHOD and everything that makes one run of it; the command gets them as ``config``."""
+
+    @click.argument("method")
+    @task_option
+    @rounds_option
+    @sites_option
+    @click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Seeds the initial model and all local work; the data have --set data_seed=N.",
+    )
+    @set_option
+    @accept_option
+    @weights_option
+    @functools.wraps(command)
+    def with_config(
+        *,
+        method: str,
+        task: str,
+        rounds: int | None,
+        sites: int | None,
+        seed: int,
+        pairs: tuple[str, ...],
+        accept: tuple[str, ...],
+        pretrained_weights: str | None,
+        **others: Any,
+    ) -> None:
+        from fairflare.build.config import make_config
+
+        values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+        command(config=make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values), **others)
+
+    return with_config

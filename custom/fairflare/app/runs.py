@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as the command line makes them: a folder is opened, a federation runs in it, a report closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairflare.app import console
+from fairflare.app.folders import (
+    COMPARISON,
+    COMPARISON_PAGE,
+    FLARE_LOG,
+    check_collection,
+    check_path,
+    content,
+    created,
+    fresh_folder,
+    is_complete,
+    is_job,
+    is_run,
+    job_strangers,
+    opened,
+)
+from fairflare.build.assembly import CONFIG, SITES, Parts, build_parts, run_local, save_config
+from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.method_parts import part
+from fairflare.core.errors import FairFlareError, RunFailed, UserError
+from fairflare.core.types import Training
+from fairflare.core.versions import all_versions
+from fairflare.federation import audit
+from fairflare.federation.files import AUDIT, MODEL, is_file, read_json
+from fairflare.federation.history import events
+from fairflare.federation.lock import locked
+from fairflare.federation.loop import Observer
+from fairflare.federation.memory import forget
+from fairflare.federation.state import save_json, save_text
+from fairflare.report.compare import compare
+from fairflare.report.log import RunLog
+from fairflare.report.page import render_compare
+from fairflare.report.tables import as_csv, as_markdown
+from fairflare.report.tensorboard import TensorBoard
+from fairflare.report.write import REPORT, check_resumable, verify_run, write_report
+
+JOB_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+NEW, OLD = "new", "old"
+"""What an export moves to its place, and what was there."""
+
+
+def default_folder(config: RunConfig) -> Path:
+    """runs/<method>-<task>-<preset>-seed<seed>."""
+    return Path("runs") / f"{config.method}-{config.task}-{config.preset}-seed{config.seed}"
+
+
+def execute(
+    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, sim_threads: int | None = None
+) -> dict[str, Any]:
+    """Run ``config`` into ``folder`` and return the content of ``report.json``.
+
+    Args:
+        config: the run.
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "local" or "sim".
+        sim_threads: simulator threads; as many as sites when None.
+
+    Raises:
+        UserError: the folder cannot be used, or the task's data are not there.
+        RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
+    """
+    parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
+    parts.task.check_data()
+    if caution := parts.rule.caution(part(Training, config.training)):
+        console.note(caution)
+    names = list(site_of_client(config, parts.task))
+    if sim_threads is not None and (env != "sim" or sim_threads < 1):
+        raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
+    with fresh_folder(folder, force):
+        save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
+        if env == "sim":
+            return _simulate(config, folder, names, sim_threads)
+        return _in_process(config, parts, folder)
+
+
+def resume(folder: Path, *, sim_threads: int | None = None) -> dict[str, Any]:
+    """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
+
+    Model, the rule's state and the sites' memories are those of that round, so that the final model is the one of an
+    uninterrupted run, bit for bit.
+
+    Raises:
+        UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
+        RunFailed: as ``execute``.
+    """
+    _require_folder(folder)
+    with opened(folder):
+        if not is_run(folder):
+            raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} of one; `fairflare run` begins")
+        described = read_json(folder / CONFIG)
+        course = check_resumable(folder)
+        config, env = RunConfig.from_json(described), described.get("env")
+        if course is not None and course.completed and is_file(folder / MODEL):
+            return _reported(folder, course.start["sites"])
+        if env not in ("local", "sim"):
+            text = "a new job continues it: the same fairflare run with --set federation=ID"
+            raise UserError(f"{folder}: ran on deployed sites; {text}")
+        parts = build_parts(config)
+        parts.task.check_data()
+        if env == "sim":
+            return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
+        return _in_process(config, parts, folder)
+
+
+def report_again(folder: Path) -> dict[str, Any]:
+    """(Re)write the report of the run in ``folder`` and return the content of ``report.json``; see ``write_report``."""
+    _require_folder(folder)
+    if not is_run(folder):
+        return write_report(folder)  # which says what is missing
+    with opened(folder):
+        return write_report(folder)
+
+
+def compare_all(
+    configs: Sequence[tuple[str, RunConfig]],
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+) -> dict[str, Any]:
+    """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
+
+    Args:
+        configs: (folder name, run); a finished run of the very same configuration found there is not run again.
+        folder: holds the comparison; one that holds something else is refused.
+    """
+    check_collection(folder)
+    with created(folder), opened(folder):
+        summaries = []
+        for number, (name, config) in enumerate(configs, 1):
+            console.note(f"run {number} of {len(configs)}: {name}")
+            summaries.append(run_once(config, folder / name, env=env, force=force, sim_threads=sim_threads))
+        comparison = compare([summary["detail"] for summary in summaries])
+        save_json(folder / COMPARISON, comparison)
+        save_text(folder / COMPARISON_PAGE, render_compare(comparison))
+    return comparison
+
+
+def check_tables(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is new, empty or holds the tables of a comparison."""
+    check_path(folder)
+    if alien := content(folder) if not (folder / COMPARISON).is_file() else []:
+        raise UserError(f"--tables {folder}: expected a new folder or tables of a comparison, found {alien[0].name!r}")
+
+
+def write_tables(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
+    """Write compare.csv, compare.md and compare.json of a comparison to ``folder``, with the command that made it."""
+    check_tables(folder)
+    folder.mkdir(exist_ok=True)
+    save_json(folder / COMPARISON, {**comparison, "command": command})
+    save_text(folder / "compare.csv", as_csv(comparison))
+    save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
+
+
+def run_once(
+    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, sim_threads: int | None = None
+) -> Mapping[str, Any]:
+    """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
+    found = None if force or not folder.is_dir() else _configured(folder)
+    if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
+        return execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+    if is_complete(folder):
+        try:
+            verify_run(folder)
+        except UserError as error:
+            raise UserError(f"{folder}: is not reused: {error}") from None
+        console.note(f"{folder.name}: finished before, reused")
+        return read_json(folder / REPORT)
+    console.note(f"{folder.name}: was cut short, goes on")
+    return resume(folder, sim_threads=sim_threads)
+
+
+def export_job(
+    config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
+) -> None:
+    """Write the FLARE job folder ``out``; it appears whole or not at all."""
+    from fairflare.flare.recipe import FairRecipe, job_name
+
+    check_path(out)
+    name = job_name(config) if name is None else name
+    if not JOB_NAME.fullmatch(name):
+        raise UserError(f"--name: expected letters, digits, '.', '_' and '-', at most 100, got {name[:100]!r}")
+    scratch = out.parent / f".{out.name}.fairflare_export"
+    with created(scratch), locked(scratch):
+        _clear_scratch(scratch, out)
+        _refuse_other_than_job(out, force)
+        with console.quiet_flare():
+            FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(scratch / NEW))
+        if out.exists():
+            out.rename(scratch / OLD)
+        (scratch / NEW / name).rename(out)
+        _clear_scratch(scratch, out)
+    with contextlib.suppress(OSError):  # that of a killed command; another command may have it by now
+        scratch.rmdir()
+
+
+def _in_process(config: RunConfig, parts: Parts, folder: Path) -> dict[str, Any]:
+    board, log = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), RunLog(folder)
+    rounds = config.training["rounds"]
+    try:
+        with console.Progress(title(config), rounds, len(parts.task.sites())) as progress:
+            observers: list[Observer] = [board, log, progress]
+            run_local(config, folder, observers, on_site=progress.preparing, parts=parts, tell=progress.found)
+    except FairFlareError:
+        board.close()
+        _report_what_there_is(folder)
+        raise
+    board.close()
+    with console.busy("writing the report"):
+        return write_report(folder)
+
+
+def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
+    from fairflare.flare.simulate import run_simulator
+
+    if threads is not None and threads < len(names):
+        console.note(
+            f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
+        )
+    with console.Progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
+        run_simulator(config, folder, names, threads, watch=progress.follow)
+    last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
+    if last.get("event") != "finish" or last["status"] != "completed":
+        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
+    if not is_complete(folder):
+        raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
+    forget(folder / SITES, names)  # nothing is left to continue
+    return read_json(folder / REPORT)
+
+
+def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
+    """The report of a run that was killed when only that was missing; raises UserError when it is there."""
+    forget(folder / SITES, sites)
+    whole = False
+    with contextlib.suppress(UserError):
+        whole = bool(verify_run(folder)) and is_complete(folder)
+    if whole:
+        raise UserError(f"{folder}: the run is complete, there is nothing to resume")
+    with console.busy("writing the report"):
+        return write_report(folder)
+
+
+def _require_folder(folder: Path) -> None:
+    if not os.path.isdir(folder):  # False of an impossible name as well
+        raise UserError(f"{str(folder)!r}: expected the folder of a run, found no folder")
+
+
+def _configured(folder: Path) -> dict[str, Any] | None:
+    """The content of ``config.json`` of the run in ``folder``, if there is one."""
+    with opened(folder):  # which may bring back the run that another was about to replace
+        return read_json(folder / CONFIG) if is_run(folder) else None
+
+
+def title(config: RunConfig) -> str:
+    """A run in a few words."""
+    return f"{config.method} on {config.task}:{config.preset}, seed {config.seed}"
+
+
+def _report_what_there_is(folder: Path) -> None:
+    if (folder / AUDIT).exists():
+        with contextlib.suppress(FairFlareError):
+            write_report(folder)
+
+
+def _clear_scratch(scratch: Path, out: Path) -> None:
+    """Remove what an export has left, a killed one's too; the job that it was about to replace is back."""
+    if (scratch / OLD).is_dir() and not out.exists():
+        (scratch / OLD).rename(out)
+    for name in (NEW, OLD):
+        shutil.rmtree(scratch / name, ignore_errors=True)
+
+
+def _refuse_other_than_job(out: Path, force: bool) -> None:
+    if not content(out):
+        return
+    if not force:
+        raise UserError(f"--out {out}: exists; give another folder, or --force to replace it")
+    if not is_job(out):
+        raise UserError(f"--out {out}: holds no exported job of fairflare, so --force does not replace it")
+    if alien := job_strangers(out):
+        raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reader of a run folder must know beside the configuration; written before the first round.
+
+The report is made from the run folder alone: it loads no task and no method.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fairflare.build.config import RunConfig
+from fairflare.clinic.metrics import described
+
+if TYPE_CHECKING:
+    from fairflare.build.assembly import Parts
+
+
+def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """The key "about" of ``config.json``, as JSON values.
+
+    Args:
+        config: the run.
+        parts: the objects that it names.
+
+    Returns:
+        title, real, simulated, drawn, classes and headline of the task; sites: name -> description, in the task's
+        order; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; groups: names, in
+        order; group_metric: what a group's value is; metrics: name -> label, meaning, chance, higher_is_better;
+        numbers: name -> meaning of the numbers that sites report beside the update.
+    """
+    task = parts.task
+    described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
+    return {
+        "title": task.title,
+        "real": task.real,
+        "simulated": task.simulated,
+        "drawn": list(task.drawn()),
+        "classes": list(task.classes),
+        "headline": task.headline,
+        "sites": dict(described_sites),
+        "table_sets": task.table_sets(),
+        "groups": list(parts.grouping.names),
+        "group_metric": "accuracy" if task.class_labels else task.headline,
+        "metrics": described(dict.fromkeys((*parts.metrics, task.headline, "accuracy")), len(task.classes)),
+        "numbers": {
+            number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
+        },
+    }

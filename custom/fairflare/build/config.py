@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is: every choice spelt out, so that ``config.json`` alone repeats it and a FLARE job can carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fairflare.build import tasks
+from fairflare.build.config_checks import checked_config
+from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1
+from fairflare.build.method_parts import defaults_of, part, reference_of
+from fairflare.clinic.base import Task
+from fairflare.core import registry, user_code, validation
+from fairflare.core.errors import UserError
+from fairflare.core.findings import ACCEPTABLE, accepted_codes
+from fairflare.core.settings import Given, Owners, bare, flat, nested, owner_of
+from fairflare.core.types import Round, Training
+from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.federation.norms import RATIO
+from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.schemes import NONE, SCHEMES
+from fairflare.selectors.base import Selector
+
+FORMAT = 2
+RUN_KEYS = (
+    "min_sites",
+    "threads",
+    "group_by",
+    "min_count",
+    "leave_out",
+    "clients",
+    "federation",
+    "task_timeout",
+    "secure_sum",
+    "max_norm_ratio",
+    "accept",
+)
+PART_KEYS = ("trainer", "selector", "server_optimizer")
+"""The parts of a method that a user may replace."""
+NO_CHOICES = ("federation", "task_timeout")
+"""Keys that may differ between a job and the one that continues it."""
+
+DESCRIPTIONS = frozenset({"format", "about", "title", "paper", "probes", "normalisation", "env", "versions"})
+"""Keys of a ``config.json`` beside the choices; they describe, and nothing is built from them."""
+Client = Annotated[str, Text(pattern=CLIENT.pattern, words="a name of letters, digits, - and _")]
+Code = Annotated[str, Text(pattern="|".join(ACCEPTABLE), words=f"one of {', '.join(ACCEPTABLE)}")]
+Fingerprint = Annotated[str, Text(pattern=SHA256.pattern, words="a SHA-256 of 64 hexadecimal digits")]
+Name = Annotated[str, Text(most=64, pattern=r"[A-Za-z0-9][A-Za-z0-9_-]*", words="a name")]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One federation, as JSON values.
+
+    Attributes:
+        method: id of the method.
+        trainer: id of the trainer, the method's own unless the user combined it with another.
+        selector: id of the selector.
+        server_optimizer: id of the server optimizer.
+        settings: every parameter of these, of the rule and the probes by full name ("rule.q"), see ``core.settings``.
+        task: name of the task.
+        preset: the preset that options and training settings started from.
+        options: every option of the task.
+        training: every local training setting, T among them.
+        seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
+        min_sites: accepted sites that a round needs; half of them by default, at least two.
+        threads: torch threads per process; results are bit-identical only between runs that share it.
+        group_by: the groups that results are given for, and that methods for subpopulations weigh: "label", an
+            attribute of the task, several joined as in "label+sex", or "none".
+        min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
+        leave_out: a site that trains nothing and is only evaluated; empty: none.
+        clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
+        federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
+        task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
+            waited for until it answers again.
+        secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
+            see ``privacy.sums``.
+        max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
+            may be; see ``federation.norms``.
+        accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
+        code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
+        format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
+    """
+
+    method: Name
+    trainer: Name
+    selector: Name
+    server_optimizer: Name
+    settings: dict[str, Any]
+    task: Name
+    preset: Name
+    options: dict[str, Any]
+    training: dict[str, Any]
+    seed: Seed = 0
+    min_sites: Sites = 2
+    threads: Annotated[int, Range(1, 1024)] = 1
+    group_by: str = "label"
+    min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
+    leave_out: Annotated[str, Text(most=64)] = ""
+    clients: list[Client] = dataclasses.field(default_factory=list)
+    federation: Annotated[str, Text(pattern=f"({FEDERATION.pattern})?", words="the id of an earlier job")] = ""
+    task_timeout: Annotated[int, Range(1, 30 * 86_400)] = 3600
+    secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
+    max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
+    accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
+    code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
+    format: int = dataclasses.field(default=FORMAT, compare=False)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Kind -> id of the parts that may be others than the method's own."""
+        return {kind: getattr(self, kind) for kind in PART_KEYS}
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``config.json`` but for what it says of the environment."""
+        content = {"format": self.format, **dataclasses.asdict(self)}
+        if self.format != FORMAT:
+            return in_format_1(content)
+        return {**content, "settings": nested(self.settings)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        """Read ``to_json`` back, from whoever it comes, and check all of it before anything is built from it.
+
+        Keys that only describe are ignored.
+
+        Raises:
+            UserError: another format, a key that is missing or unknown, a value of another type or out of its bounds,
+                an unknown method, trainer, task or preset, or choices that do not fit each other.
+        """
+        expected("config", isinstance(content, Mapping), "keys and values", content)
+        validation.check_plain("config", content)
+        number = content.get("format")
+        if number not in (1, FORMAT) or type(number) is not int:
+            raise UserError(f"config: expected format {FORMAT} or 1, got {validation.shown(number)}")
+        if number == 1:
+            content = from_format_1(content)
+        elif "settings" in content:
+            content = {**content, "settings": flat(content["settings"])}
+        names = [field.name for field in dataclasses.fields(cls)]
+        exactly_the_keys("config", content.keys() - (DESCRIPTIONS - {"format"}), names)
+        return checked_config(cls(**{name: validation.exact(cls, name, content[name]) for name in names}))
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON, but for what a job that continues the run may have otherwise."""
+        choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
+
+def make_config(
+    method: str,
+    task: str,
+    *,
+    rounds: int | None = None,
+    sites: int | None = None,
+    seed: int = 0,
+    values: Mapping[str, Any] | None = None,
+    over: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Put defaults, the preset's training, the method's settings, the preset's and the user's together; later ones win.
+
+    Args:
+        method: id, e.g. "fedism-plus".
+        task: name or name:preset, e.g. "ich-phantom:small".
+        rounds: T, the preset's when None.
+        sites: number of sites, the preset's when None.
+        seed: see ``RunConfig``.
+        values: ``--set`` pairs by any name that works, see ``core.settings``; the owners are "rule", "trainer",
+            "probe.ID", "select", "server", "train", "task" and "run".
+        over: further pairs, which win over ``values``.
+
+    Raises:
+        UserError: one line that names the key, what was expected and what came.
+    """
+    layers = [dict(values or {}), dict(over or {})]
+    name, _, preset = task.partition(":")
+    entry = registry.get_method(method)
+    task_class = type(tasks.load(name, preset or None))
+    preset = preset or next(iter(task_class.presets))
+    ids = {kind: _chosen(kind, layers, getattr(entry, kind)) for kind in PART_KEYS}
+    classes = registry.owners(entry, **ids)
+    everyone = {**classes, "train": Training, "task": task_class}
+    owners = Owners(everyone, entry.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
+    given = owners.resolved(layers[0]) | owners.resolved(layers[1])
+    if rounds is not None:
+        given["train.rounds"] = Given("rounds", rounds)
+    if sites is not None:
+        given |= owners.resolved({"task.n_sites" if "task.n_sites" in owners.full else "n_sites": sites})
+
+    # Local training is the task's, equal for all methods, unless the user asks for another or for variant=reference.
+    defaults = defaults_of(entry, owners) | owners.spread(task_class.presets[preset].settings_of(method))
+    found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
+    found |= (reference_of(entry, owners) if _wants_reference(given) else {}) | given
+    filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
+    built = tasks.load(name, preset, **_checked(owners, "task", found))
+    base = dataclasses.asdict(task_class.presets[preset].training)
+    return checked_config(
+        RunConfig(
+            method=method,
+            **dict[str, Any](ids),
+            settings={f"{owner}.{key}": value for owner, own in filled.items() for key, value in own.items()},
+            task=name,
+            preset=preset,
+            options=dataclasses.asdict(built),
+            training=_made(Training, base | _checked(owners, "train", found)),
+            code=user_code.fingerprints(),
+            seed=validation.parsed(RunConfig, "seed", seed),
+            **_run_choices(built, part(classes["select"], filled["select"]), _values(given, "run")),
+        )
+    )
+
+
+def _chosen(kind: str, layers: list[dict[str, Any]], default: str) -> str:
+    """Takes the id that was given for a kind of part out of ``layers``; the last one wins."""
+    found = default
+    for layer in layers:
+        keys = [key for key in (kind, f"run.{kind}") if key in layer]
+        if len(keys) > 1:
+            raise UserError(f"run.{kind}: is given twice, as {keys[0]} and as {keys[1]}")
+        found = str(layer.pop(keys[0])) if keys else found
+    return found
+
+
+def _values(given: Mapping[str, Given], owner: str) -> dict[str, Any]:
+    return {bare(full): one.value for full, one in given.items() if owner_of(full) == owner}
+
+
+def _wants_reference(given: Mapping[str, Given]) -> bool:
+    owner = "rule" if "rule.variant" in given else "trainer"
+    return f"{owner}.variant" in given and given[f"{owner}.variant"].value == "reference"
+
+
+def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What RUN_KEYS say, beside the parts, of a run on the task ``built``."""
+    secret = str(values.get("secure_sum", NONE)) != NONE
+    clients = [part.strip() for part in str(values.get("clients", "")).split(",") if part.strip()]
+    sites = [name for name in clients or built.sites() if name != values.get("leave_out")]
+    # No site is there: the check of the sites says so.
+    count = len(selector.select(sites, Round(1, 1), 0, 1)) if sites else 0
+    count = len(built.sites()) if count == len(sites) else count
+    half = min(count, max(2, -(-count // 2)))
+    chosen = {
+        "min_sites": max(1, min(count, max(half, LEAST)) if secret else half),
+        "group_by": built.default_grouping,
+        **values,
+        "clients": clients,
+        "accept": accepted_codes(values.get("accept", "")),
+    }
+    return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}
+
+
+def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
+    """FLARE client -> the task's site that it takes, in the task's order."""
+    return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
+
+
+def _filled(owners: Owners, owner: str, cls: type, found: Mapping[str, Given]) -> dict[str, Any]:
+    """Every setting of one owner: what was found for it, defaults for the rest."""
+    return _made(cls, _checked(owners, owner, found))
+
+
+def _made(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return dataclasses.asdict(part(cls, values))
+
+
+def _checked(owners: Owners, owner: str, found: Mapping[str, Given]) -> dict[str, Any]:
+    """Own name -> checked value of what was found for one owner."""
+    return {bare(full): owners.checked(full, given) for full, given in found.items() if owner_of(full) == owner}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run's configuration is one that can be built: everything in it is known and fits together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fairflare.build import tasks
+from fairflare.build.formats import exactly_the_keys
+from fairflare.build.method_parts import method_parts, part
+from fairflare.core import registry, user_code, validation
+from fairflare.core.errors import UserError
+from fairflare.core.settings import Owners, bare
+from fairflare.core.types import Offer, Round, TensorSpec, Training
+from fairflare.core.validation import SITE, expected
+from fairflare.federation.memory import PERSONAL_ENDING
+from fairflare.privacy.secure_sum.ckks import MOST_Q
+from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
+from fairflare.rules.base import SummedRule
+from fairflare.selectors.base import Selector
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+
+
+def checked_config(config: RunConfig) -> RunConfig:
+    """``config``, whose fields have the right types, if everything in it is known and fits; raises UserError."""
+    entry = registry.get_method(config.method)
+    owners = Owners(registry.owners(entry, **config.parts))
+    settings = _exactly("settings", owners.full, config.settings)
+    made = method_parts(entry, settings, **config.parts)
+    training = _exactly("training", dict.fromkeys(registry.parameters(Training), Training), config.training)
+    part(Training, training)
+    cls = tasks.known(config.task)
+    options = _exactly("options", dict.fromkeys(registry.parameters(cls), cls), config.options)
+    task = tasks.load(config.task, config.preset, **options)
+    _check_sites(config, list(task.sites()))
+    _check_selector(config, made.selector, config.clients or list(task.sites()))
+    for module in config.code:
+        expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
+    pieces = [made.rule, made.trainer, *made.probes]
+    _refuse_what_is_missing(config.method, pieces, training, task.offer(task.grouping(config.group_by)))
+    if config.secure_sum != NONE:
+        _check_sums(config, made.rule, len(task.sites()))
+        _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
+    if made.rule.own_models and config.server_optimizer != "none":
+        raise UserError(f"server_optimizer: expected none, for {config.method} gives sites models of their own")
+    return dataclasses.replace(config, settings=settings, training=training, options=options)
+
+
+def _exactly(what: str, known: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` if they are all those of ``known`` (key -> the dataclass that has it), and no other."""
+    exactly_the_keys(what, values, known)
+    return {key: validation.exact(cls, bare(key), values[key], label=key) for key, cls in known.items()}
+
+
+def _check_sites(config: RunConfig, sites: list[str]) -> None:
+    if not sites:
+        raise UserError(f"task {config.task}: name its sites: --datalists DIR, or --set site_names=A,B,C")
+    for name in sites:
+        expected("site_names", bool(SITE.fullmatch(name)), "names of letters, digits, spaces, - . and _", name)
+        expected("site_names", not name.endswith(PERSONAL_ENDING), f"names that do not end in {PERSONAL_ENDING}", name)
+    n_sites, clients = len(sites), config.clients
+    if config.min_sites > n_sites:
+        raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {config.min_sites}")
+    if clients and (len(clients) != n_sites or len({name.lower() for name in clients}) < n_sites):
+        different = f"{n_sites} different names, one per site of task {config.task}"
+        raise UserError(f"clients: expected {different}, got {len(clients)}")
+    if config.leave_out:
+        expected("leave_out", config.leave_out in (clients or sites), f"a site of task {config.task}", config.leave_out)
+
+
+def _refuse_tensors_in_sums(method: str, parts: Iterable[Any]) -> None:
+    """Raise UserError where a part sends or receives tensors: no secure sum hides them."""
+    for piece in parts:
+        if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
+            raise UserError(f"secure_sum: {method} sends tensors ({names[0]}) beside the model, which it does not hide")
+
+
+def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> None:
+    """Raise UserError where a round cannot have the sites that it needs."""
+    training = [name for name in names if name != config.leave_out]
+    if reason := selector.missing(training):
+        raise UserError(reason)
+    count = len(selector.select(training, Round(1, 1), config.seed, config.min_sites)) if training else 0
+    if count < min(config.min_sites, len(training)):
+        asked = f"the {count} sites that selector {config.selector} asks"
+        raise UserError(f"min_sites: expected at most {asked}, got {config.min_sites}")
+
+
+def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
+    """Raise UserError where there can be no secure sums."""
+    check_scheme(config.secure_sum)
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
+    if rule.own_models:
+        raise UserError(f"secure_sum: {config.method} gives sites models of their own, which no sum can")
+    if reason := rule.unsummable():
+        raise UserError(f"secure_sum: {reason}")
+    if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_Q:
+        raise UserError(f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {q:g}")
+    if n_sites - bool(config.leave_out) < LEAST:
+        raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
+    if config.min_sites < LEAST:
+        raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
+
+
+def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
+    if training["logit_tau"] and not offer.class_labels:
+        raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
+    for piece in parts:
+        missing = piece.missing(offer)
+        if missing:
+            raise UserError(f"{method} on task {offer.task}: {missing}")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first format of ``config.json``, in which settings had no owners: it is read, and written for runs begun in it.
+
+In format 1 a setting had one value for all parts that have a parameter of its name, and there were neither selectors
+nor server optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fairflare.core import registry, validation
+from fairflare.core.errors import UserError
+from fairflare.core.settings import Owners, bare
+
+SINCE = {"selector": "all", "server_optimizer": "none"}
+"""What format 2 says in addition, with what holds for a run in format 1."""
+
+
+def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same content in the keys of format 2; its ``format`` stays 1.
+
+    Raises:
+        UserError: an unknown method or trainer, or settings that are not those of its parts.
+    """
+    if unknown := sorted(set(content) & set(SINCE)):
+        raise UserError(f"config: unknown key {unknown[0]!r} in format 1")
+    method, trainer, settings = (content.get(key) for key in ("method", "trainer", "settings"))
+    if isinstance(method, str) and isinstance(trainer, str) and isinstance(settings, Mapping):
+        owners = Owners(registry.owners(registry.get_method(method), trainer, **SINCE))
+        exactly_the_keys("settings", settings, dict.fromkeys(map(bare, owners.full)))
+        settings = {full: settings[bare(full)] for full in owners.full}
+    found = {"settings": settings} if "settings" in content else {}
+    return {**content, **SINCE, **found}
+
+
+def in_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``content`` of a run that was read in format 1, as it stood there."""
+    settings = {bare(full): value for full, value in content["settings"].items()}
+    return {**{key: value for key, value in content.items() if key not in SINCE}, "settings": settings}
+
+
+def exactly_the_keys(what: str, values: Collection[str], known: Collection[str]) -> None:
+    """Raise UserError, which names the first, where a known key is missing or one is unknown."""
+    if missing := [key for key in known if key not in values]:
+        raise UserError(f"{what}: expected a value for {missing[0]!r}, got none")
+    if unknown := sorted(set(values) - set(known)):
+        raise UserError(f"{what}: unknown key {validation.shown(unknown[0])}; known: {', '.join(sorted(known))}")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two sides of a configuration's aggregation: in the clear, or secure sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairflare.build.config import RunConfig
+from fairflare.core.errors import UserError
+from fairflare.federation.aggregation.base import Aggregation, SitePart
+from fairflare.federation.aggregation.plain import Plain, PlainAtSite
+from fairflare.federation.aggregation.secure import Secure
+from fairflare.federation.aggregation.server_sums import ServerSums
+from fairflare.federation.aggregation.site_sums import SiteSums
+from fairflare.federation.memory import SiteMemory
+from fairflare.privacy.secure_sum.ckks import new_contexts
+from fairflare.privacy.secure_sum.keys import PairwiseKeys, verified
+from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, number_scheme, sealed_sizes
+from fairflare.rules.base import Rule, SummedRule
+
+if TYPE_CHECKING:
+    from fairflare.build.assembly import Parts
+
+
+def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
+    """The server's part of the run's aggregation."""
+    if config.secure_sum == NONE:
+        return Plain()
+    context = config.sha256()
+    sums = ServerSums(
+        combine=combiner(config.secure_sum, own),
+        vouched=lambda site, said: verified(context, site, said, own.identity),
+        sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
+        least=max(config.min_sites, LEAST),
+    )
+    return Secure(sums)
+
+
+def summed(rule: Rule) -> SummedRule:
+    """The rule, whose weights follow from sums over the sites; raises UserError for any other."""
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {type(rule).__name__} weighs by more than sums over the sites")
+    return rule
+
+
+def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials) -> SitePart:
+    """A site's part of the run's aggregation."""
+    if config.secure_sum == NONE:
+        return PlainAtSite()
+    keys = PairwiseKeys(name, config.sha256(), own.identity)
+    scheme = number_scheme(config.secure_sum, keys, own)
+    scalars = parts.scalars(anchored=False)
+    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation)
+
+
+def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
+    """The sites' and the server's for a run of one process."""
+    if config.secure_sum != "ckks":
+        return Credentials(), Credentials()
+    at_site, at_server = new_contexts()
+    return Credentials(ckks=lambda: at_site), Credentials(ckks=lambda: at_server)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks: a file in ``clinic/tasks`` or ``datasets`` that defines a concrete ``Task`` is found by being there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from fairflare.clinic.base import Task
+from fairflare.core.errors import UserError
+from fairflare.core.registry import checked
+from fairflare.core.validation import shown
+
+ROOMS = ("fairflare.clinic.tasks", "fairflare.datasets")
+ALIASES = {"sites": "n_sites"}
+"""Short option names, as the command line has them."""
+
+
+def _discover() -> dict[str, type[Task]]:
+    found = {}
+    for module in _modules():
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if cls.__module__ == module.__name__ and issubclass(cls, Task) and not inspect.isabstract(cls):
+                found[cls.name] = cls
+    return dict(sorted(found.items()))
+
+
+def _modules() -> Iterator[ModuleType]:
+    """A job for a hospital's own data carries no published or simulated data sets."""
+    for room in ROOMS:
+        if importlib.util.find_spec(room) is None:
+            continue
+        package = importlib.import_module(room)
+        for info in pkgutil.iter_modules(package.__path__):
+            if not info.ispkg:
+                yield importlib.import_module(f"{room}.{info.name}")
+
+
+TASKS: dict[str, type[Task]] = _discover()
+"""Task name -> its class, sorted."""
+
+
+def load(name: str, preset: str | None = None, **overrides: object) -> Task:
+    """The task ``name`` with the options of ``preset`` and, on top, ``overrides``.
+
+    Args:
+        name: a key of ``TASKS``.
+        preset: a key of the task's ``presets``; None is the first one.
+        overrides: option -> a JSON value or command-line text; ``sites`` means ``n_sites``.
+
+    Raises:
+        UserError: unknown task, preset or option (lists the known ones), or a value that the task does not take.
+    """
+    cls = known(name)
+    chosen = _known("preset", preset if preset is not None else next(iter(cls.presets)), cls.presets)
+    options = [field.name for field in dataclasses.fields(cls)]
+    given = {ALIASES.get(key, key): value for key, value in overrides.items()}
+    for key in given:
+        _known(f"option of task {name!r}", key, dict.fromkeys(options))
+    return cls(**{key: checked(cls, key, value) for key, value in {**chosen.options, **given}.items()})
+
+
+def known(name: str) -> type[Task]:
+    """The class of the task ``name``; raises UserError that lists the known ones."""
+    return _known("task", name, TASKS)
+
+
+def _known(kind: str, name: str, table):
+    if name not in table:
+        raise UserError(f"unknown {kind}: {shown(name)}; known: {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One small file per hospital, where its data are and what it allows; it stays there and is never part of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, Any
+
+from fairflare.core.errors import UserError
+from fairflare.core.validation import SITE, Range, check_plain, exact, expected, shown
+
+LARGEST = 65_536
+"""Bytes of a file."""
+VARIABLE = "FAIRFLARE_SITE_CONFIG"
+FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteConfig:
+    """What a site decides for itself.
+
+    Attributes:
+        data_root: folder that holds the site's data; a relative one starts at the configuration's own folder. No path
+            of the datalist may lead out of it.
+        datalist: the site's datalist or table, relative to ``data_root`` and inside it.
+        gpu: number of the GPU to use; None takes the first one, where there is one.
+        batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
+        num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
+        cache_rate: share of the images that stay in memory once read, in [0, 1].
+        min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+        secure_sum: True takes part in jobs with secure sums only.
+        site: the site's name; the job gives it, the file does not.
+    """
+
+    data_root: str = ""
+    datalist: str = ""
+    gpu: Annotated[int, Range(0, 1023)] | None = None
+    batch_size: Annotated[int, Range(2, 65_536)] | None = None
+    num_workers: Annotated[int, Range(0, 1024)] = 0
+    cache_rate: Annotated[float, Range(0, 1)] = 1.0
+    min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
+    secure_sum: bool = False
+    site: str = ""
+
+
+def find_site_config(local: Path | None = None, site: str = "") -> SiteConfig | None:
+    """The configuration that ``FAIRFLARE_SITE_CONFIG`` names, or ``fairflare_site.yaml`` in ``local``; None: neither.
+
+    Where the variable names a folder, as for trying several sites on one machine, it is ``<site>.yaml`` in there.
+
+    Raises:
+        UserError: see ``read_site_config``, or a name that could leave the folder.
+    """
+    if named := os.environ.get(VARIABLE):
+        path = Path(named)
+        if folder := os.path.isdir(path):
+            expected("site", bool(SITE.fullmatch(site)), "a name of letters, digits, spaces, - . and _", site)
+        own = [path / f"{site}{suffix}" for suffix in (".yaml", ".yml", ".json")] if folder else [path]
+        found = [file for file in own if os.path.isfile(file)] or own[:1]
+    else:
+        found = [local / name for name in FILES if local and os.path.isfile(local / name)]
+    return dataclasses.replace(read_site_config(found[0]), site=site) if found else None
+
+
+def read_site_config(path: Path) -> SiteConfig:
+    """Read a YAML or JSON file.
+
+    Raises:
+        UserError: no such file, not a mapping, an unknown key (lists the known ones) or a value of another kind.
+    """
+    where = f"site configuration {path.name}"
+    content = _content(path, where)
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: expected keys and values, got {type(content).__name__}")
+    check_plain(where, content)
+    known = [field.name for field in dataclasses.fields(SiteConfig) if field.name != "site"]
+    for key in content:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {shown(key)}; known: {', '.join(known)}")
+    try:
+        values = {key: exact(SiteConfig, key, value) for key, value in content.items()}
+        return SiteConfig(**{**values, "data_root": _root(path, values)})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
+        raise UserError(f"{where}: data_root: expected a path ({type(error).__name__})") from None
+
+
+def _content(path: Path, where: str) -> Any:
+    import yaml
+
+    what = "a YAML or JSON file"
+    try:
+        # Without waiting: a pipe that nobody writes to would hold a site up for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            expected(where, stat.S_ISREG(os.fstat(file.fileno()).st_mode), what, "something else")
+            text = file.read(LARGEST + 1)
+        expected(where, len(text) <= LARGEST, f"at most {LARGEST} bytes", "more")
+        return yaml.safe_load(text.decode("utf-8"))  # JSON is YAML too
+    except (OSError, ValueError, yaml.YAMLError, RecursionError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: expected {what} ({type(error).__name__})") from None
+
+
+def _root(path: Path, values: dict[str, Any]) -> str:
+    """The data root as an absolute path; UserError where the datalist leads out of it."""
+    if not values.get("data_root"):
+        return ""
+    home = (path.parent / values["data_root"]).resolve()
+    if datalist := values.get("datalist"):
+        inside = (home / datalist).resolve().is_relative_to(home)
+        expected("datalist", inside, "a path inside data_root", datalist)
+    return str(home)
+
+
+def stricter(own: int | None, job: int | None) -> int | None:
+    """The larger of two minimum counts; None, which lets nothing leave, is the largest."""
+    return None if own is None or job is None else max(own, job)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Python file imports, read from its source: nothing is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute dotted names that the file imports at run time, function bodies included.
+
+    ``from a import b`` gives "a.b". Imports under ``if TYPE_CHECKING`` and relative ones are left out.
+
+    Raises:
+        SyntaxError: the file is no Python.
+    """
+    tree = ast.parse(path.read_bytes())
+    unused = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in unused:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_files(package: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of the package in the folder ``package``, the package itself included."""
+    return {dotted_name(package, path): path for path in sorted(package.rglob("*.py"))}
+
+
+def dotted_name(package: Path, path: Path) -> str:
+    """The dotted name of the module ``path`` in the folder ``package``."""
+    parts = (package.name, *path.relative_to(package).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def module_of(name: str, modules: Iterable[str]) -> str | None:
+    """The module among ``modules`` that an imported name is or lies in; None for names from elsewhere."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def reached(names: Iterable[str], modules: Mapping[str, Path]) -> set[str]:
+    """The modules among ``modules`` that an import of ``names`` would run, over whatever way, parents included."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        module = module_of(waiting.pop(), modules)
+        if module is not None and module not in found:
+            found.add(module)
+            waiting += [*imports(modules[module]), module.rpartition(".")[0]]
+    return found

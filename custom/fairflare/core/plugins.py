@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports every file that may register a part or a method: the package's own, plugin files and installed plugins.
+
+A file in one of ``ROOMS`` is found by being there. Files from outside the package are found through
+``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), installed packages through their entry points
+in the group ``fairflare.plugins``, each of which names a module to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+
+VARIABLE = "FAIRFLARE_PLUGINS"
+GROUP = "fairflare.plugins"
+ROOMS = ("selectors", "trainers", "probes", "rules", "server_optimizers", "methods")
+Tables = Sequence[dict[str, Any]]
+
+_done: set[tuple[str, str]] = set()
+"""Plugins that have been imported without an error."""
+
+
+def load(tables: Tables, complete: Callable[[], None]) -> list[str]:
+    """Import everything that has not been imported yet; returns the names of the plugins among it, for messages.
+
+    Args:
+        tables: what registering fills; a plugin that fails leaves nothing in them.
+        complete: called after each plugin; raises UserError where it has left something half declared.
+
+    Raises:
+        UserError: names the plugin and what went wrong in it.
+    """
+    _import_rooms()
+    complete()
+    names = []
+    for path in files():
+        spec = _spec(path)
+        _once(("file", str(path)), partial(_import_file, spec), f"{VARIABLE}: {path}", tables, complete)
+        names.append(VARIABLE)
+    for point in _entry_points():
+        _once(("entry point", point.value), point.load, f"entry point {point.name} of {GROUP}", tables, complete)
+        names.append(GROUP)
+    return names
+
+
+def files() -> tuple[Path, ...]:
+    """The files that ``FAIRFLARE_PLUGINS`` names."""
+    return tuple(Path(p) for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p)
+
+
+def forget() -> None:
+    """Import every plugin again when it is next asked for (tests)."""
+    _done.clear()
+
+
+def _once(
+    key: tuple[str, str], run: Callable[[], Any], name: str, tables: Tables, complete: Callable[[], None]
+) -> None:
+    """Call ``run`` unless it has succeeded before; where it fails ``tables`` are as they were."""
+    if key in _done:
+        return
+    before = [dict(table) for table in tables]
+    try:
+        run()
+        complete()
+    except (Exception, SystemExit) as error:  # whatever a plugin does while it is imported
+        for table, content in zip(tables, before):
+            table.clear()
+            table.update(content)
+        raise UserError(f"{name}: {type(error).__name__}: {error}") from error
+    _done.add(key)
+
+
+@cache
+def _import_rooms() -> None:
+    for room in ROOMS:
+        package = importlib.import_module(f"fairflare.{room}")
+        for info in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{info.name}")
+
+
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
+
+
+def _spec(path: Path) -> ModuleSpec:
+    spec = importlib.util.spec_from_file_location(f"fairflare_plugin_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"{VARIABLE}: no such Python file: {path}")
+    return spec
+
+
+def _import_file(spec: ModuleSpec) -> None:
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        assert spec.loader is not None  # _spec has looked
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise

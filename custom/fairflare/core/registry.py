@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one list of methods and of the five kinds of parts: the command line, the contract tests and the docs read it.
+
+A part registers itself with a decorator: ``@selector("id")``, ``@trainer("id")``, ``@probe("id")``, ``@rule("id")``,
+``@server_optimizer("id")``. A method is a declaration, ``method("id", rule="...", trainer="...", ...)``, that names
+parts by their ids. ``core.plugins`` says where they are found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fairflare.core import plugins, validation
+from fairflare.core.errors import UserError
+from fairflare.core.settings import Owners
+from fairflare.core.types import Paper, Training, refuse_training
+
+if TYPE_CHECKING:
+    from fairflare.probes.base import Probe
+    from fairflare.rules.base import Rule
+    from fairflare.trainers.base import Trainer
+
+PLUGINS = plugins.VARIABLE
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+BASES = {
+    "selector": ("selectors", "Selector"),
+    "trainer": ("trainers", "Trainer"),
+    "probe": ("probes", "Probe"),
+    "rule": ("rules", "Rule"),
+    "server optimizer": ("server_optimizers", "ServerOptimizer"),
+}
+"""Kind of part -> its room and the class that every part of the kind derives from."""
+T = TypeVar("T")
+
+_methods: dict[str, Method] = {}
+_parts: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
+_whole: set[str] = set()
+"""Methods that have been checked together with their parts, once every plugin is there."""
+_open: dict[str, bool] = {}
+"""Methods declared without a rule's id, whose rule is the class below the declaration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A named combination of parts with its paper's defaults.
+
+    Attributes:
+        id: what the user types.
+        title: the name in the paper.
+        summary: one line, what it is for.
+        rule: id of the rule.
+        trainer: id of the trainer.
+        probes: ids of the probes that sites run.
+        selector: id of the selector.
+        server_optimizer: id of the server optimizer.
+        paper: where it comes from.
+        settings: defaults that differ from those of the parts, by any name that works, see ``core.settings``; never of
+            local training, which is the task's.
+        shared: name of a quantity that several parts share -> full names of the settings that it sets.
+        reference: further settings that ``variant=reference`` implies (what the authors' code does); these may change
+            local training, since the user asks for them.
+    """
+
+    id: str
+    title: str
+    summary: str
+    rule: str
+    trainer: str
+    probes: tuple[str, ...]
+    selector: str
+    server_optimizer: str
+    paper: Paper
+    settings: Mapping[str, Any]
+    reference: Mapping[str, Any]
+    shared: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+def method(
+    id: str,
+    *,
+    title: str,
+    summary: str,
+    paper: Paper,
+    rule: str = "",
+    trainer: str = "sgd",
+    probes: tuple[str, ...] = (),
+    selector: str = "all",
+    server_optimizer: str = "none",
+    settings: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
+    shared: Mapping[str, tuple[str, ...]] | None = None,
+) -> Callable[[type[T]], type[T]]:
+    """Declare method ``id``, see ``Method``.
+
+    Without ``rule`` the declaration stands above a rule's class (a frozen dataclass of its parameters), which it also
+    registers as rule ``id``.
+
+    Raises:
+        ValueError: the id is taken, or ``settings`` change local training.
+    """
+    refuse_training(settings or {})
+    if not all(isinstance(one, Mapping) for one in (settings or {}, reference or {}, shared or {})):
+        raise UserError(f"method {validation.shown(id)}: expected mappings as settings, reference and shared")
+    texts = (title, summary, rule, trainer, selector, server_optimizer, *probes)
+    if not isinstance(paper, Paper) or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"method {validation.shown(id)}: expected a Paper, and texts as title, summary and parts")
+    _check_id("method", id)
+    kinds = (trainer, tuple(probes), selector, server_optimizer)
+    entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
+    if rule:
+        _add(_methods, id, entry, "method", same=lambda old: old == entry)
+    else:
+        _open[id] = True
+
+    def register(cls: type[T]) -> type[T]:
+        if rule:
+            raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
+        _part("rule", id)(cls)
+        _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _open.pop(id, None)
+        return cls
+
+    return register
+
+
+def selector(id: str) -> Callable[[type[T]], type[T]]:
+    """Register a selector's class under ``id``."""
+    return _part("selector", id)
+
+
+def trainer(id: str) -> Callable[[type[T]], type[T]]:
+    """Register a trainer's class under ``id``."""
+    return _part("trainer", id)
+
+
+def probe(id: str) -> Callable[[type[T]], type[T]]:
+    """Register a probe's class under ``id``."""
+    return _part("probe", id)
+
+
+def rule(id: str) -> Callable[[type[T]], type[T]]:
+    """Register a rule's class under ``id``."""
+    return _part("rule", id)
+
+
+def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
+    """Register a server optimizer's class under ``id``."""
+    return _part("server optimizer", id)
+
+
+def methods() -> dict[str, Method]:
+    """Every method by id, sorted."""
+    _discover()
+    return dict(sorted(_methods.items()))
+
+
+def parts(kind: str) -> dict[str, type]:
+    """Every part of a kind (a key of ``BASES``) by id, sorted."""
+    _discover()
+    return dict(sorted(_parts[kind].items()))
+
+
+def get_method(id: str) -> Method:
+    """The method ``id``; raises UserError that lists the known ones."""
+    return _get(methods(), id, "method")
+
+
+def get_part(kind: str, id: str) -> type:
+    """The part ``id`` of a kind; raises UserError that lists the known ones."""
+    return _get(parts(kind), id, kind)
+
+
+def get_rule(id: str) -> type[Rule]:
+    """The rule ``id``; raises UserError that lists the known ones."""
+    return get_part("rule", id)
+
+
+def get_trainer(id: str) -> type[Trainer]:
+    """The trainer ``id``; raises UserError that lists the known ones."""
+    return get_part("trainer", id)
+
+
+def get_probe(id: str) -> type[Probe]:
+    """The probe ``id``; raises UserError that lists the known ones."""
+    return get_part("probe", id)
+
+
+def trainers() -> dict[str, type[Trainer]]:
+    """Every trainer by id, sorted."""
+    return parts("trainer")
+
+
+def probes() -> dict[str, type[Probe]]:
+    """Every probe by id, sorted."""
+    return parts("probe")
+
+
+def parts_of(entry: Method) -> tuple[type[Any], ...]:
+    """The classes of a method's rule, trainer and probes."""
+    return (get_rule(entry.rule), get_trainer(entry.trainer), *map(get_probe, entry.probes))
+
+
+def parameters(cls: type) -> dict[str, Any]:
+    """Name -> default of a part's parameters (the fields of its dataclass)."""
+    made = {f.name: f.default_factory for f in dataclasses.fields(cls) if f.default_factory is not dataclasses.MISSING}
+    return {f.name: made[f.name]() if f.name in made else f.default for f in dataclasses.fields(cls)}
+
+
+def owners(
+    entry: Method, trainer: str | None = None, selector: str | None = None, server_optimizer: str | None = None
+) -> dict[str, type]:
+    """Owner of settings -> its class, for a method's parts or the others that are chosen by id in their place."""
+    return {
+        "rule": get_rule(entry.rule),
+        "trainer": get_trainer(entry.trainer if trainer is None else trainer),
+        **{f"probe.{id}": get_probe(id) for id in entry.probes},
+        "select": get_part("selector", entry.selector if selector is None else selector),
+        "server": get_part(
+            "server optimizer", entry.server_optimizer if server_optimizer is None else server_optimizer
+        ),
+    }
+
+
+def checked(cls: type, name: str, value: Any) -> Any:
+    """``value`` (a JSON value or command-line text) as field ``name`` of ``cls`` declares it.
+
+    Raises:
+        UserError: names the key, what was expected and what came.
+    """
+    return validation.parsed(cls, name, value)
+
+
+def plugin_files() -> tuple[Path, ...]:
+    """The files that ``FAIRFLARE_PLUGINS`` names."""
+    return plugins.files()
+
+
+def _part(kind: str, id: str) -> Callable[[type[T]], type[T]]:
+    def register(cls: type[T]) -> type[T]:
+        _check_part(kind, id, cls)
+        _add(_parts[kind], id, cls, kind, same=lambda old: _source(old) == _source(cls))
+        return cls
+
+    return register
+
+
+def _check_id(kind: str, id: str) -> None:
+    if not isinstance(id, str) or not ID.fullmatch(id):
+        raise UserError(f"{kind} {validation.shown(id)}: expected an id of letters, digits, - and _")
+
+
+def _check_part(kind: str, id: str, cls: type) -> None:
+    """Raise UserError unless ``cls`` is a part that every command can describe, set and build."""
+    _check_id(kind, id)
+    room, name = BASES[kind]
+    base = getattr(importlib.import_module(f"fairflare.{room}.base"), name)
+    if not isinstance(cls, type) or not issubclass(cls, base) or inspect.isabstract(cls):
+        raise UserError(f"{kind} {id!r}: expected a class derived from {name} with all of its methods")
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(f"{kind} {id!r}: expected a frozen dataclass of parameters")
+    try:
+        hints = validation.hints(cls)
+    except Exception as error:  # whatever an annotation's evaluation raises
+        raise UserError(f"{kind} {id!r}: {type(error).__name__}: {error}") from None
+    for key, default in parameters(cls).items():
+        if default is dataclasses.MISSING or not validation.supported(hints[key]):
+            raise UserError(f"{kind} {id!r}: {key}: expected a default, and a type that JSON has")
+        validation.exact(cls, key, default)
+
+
+def _source(cls: type) -> tuple[str | None, str]:
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, "__file__", None), cls.__qualname__
+
+
+def _add(table: dict[str, T], id: str, entry: T, kind: str, same: Callable[[T], bool]) -> None:
+    if id in table and not same(table[id]):
+        raise ValueError(f"{kind} {id!r} is registered twice")
+    table[id] = entry
+
+
+def _get(table: Mapping[str, T], id: str, kind: str) -> T:
+    if id not in table:
+        raise UserError(f"unknown {kind} {validation.shown(id)}; known: {', '.join(sorted(table))}")
+    return table[id]
+
+
+def _discover() -> None:
+    names = plugins.load((_methods, _open, *_parts.values()), _refuse_open)
+    for id in [id for id in _methods if id not in _whole]:
+        try:
+            _check_method(_methods[id])
+        except UserError as error:
+            del _methods[id]
+            raise UserError(": ".join((*names[:1], f"method {id!r}", str(error)))) from None
+        _whole.add(id)
+
+
+def _refuse_open() -> None:
+    """Raise UserError where a method was declared without a rule and no class stands below the declaration."""
+    if _open:
+        id = sorted(_open)[0]
+        _open.clear()
+        raise UserError(f"method {id!r}: expected rule=ID, or a rule's class below the declaration")
+
+
+def _check_method(entry: Method) -> None:
+    """Raise UserError unless the method's parts exist and its settings are theirs or, asked for, the training's."""
+    table = {kind: partial(_get, _parts[kind], kind=kind) for kind in _parts}
+    found = {
+        "rule": table["rule"](entry.rule),
+        "trainer": table["trainer"](entry.trainer),
+        **{f"probe.{id}": table["probe"](id) for id in entry.probes},
+        "select": table["selector"](entry.selector),
+        "server": table["server optimizer"](entry.server_optimizer),
+    }
+    own, asked = Owners(found, entry.shared), Owners({**found, "train": Training}, entry.shared)
+    for name, targets in entry.shared.items():
+        if not isinstance(name, str) or not ID.fullmatch(name) or not isinstance(targets, tuple) or not targets:
+            raise UserError(f"shared {validation.shown(name)}: expected a name, and a tuple of full names of settings")
+        for target in targets:
+            if target not in own.full:
+                raise UserError(f"shared {name!r}: unknown key {validation.shown(target)}")
+    for owners, values in ((own, entry.settings), (asked, entry.reference)):
+        for full, given in owners.resolved(values).items():
+            owners.checked(full, given)

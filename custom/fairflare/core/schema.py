@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may travel between server and sites: every field of an instruction and of an answer, described once.
+
+The update gate, a site's egress check, FLARE's messages in both directions, the filter on FLARE's results, secure sums,
+the audit log and the table in docs/security.md iterate over the fields of ``Instruction`` and ``Answer`` and do what
+their specifications say. A new field of a known kind is one line here, and the code that fills it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+
+from fairflare.core.errors import UserError
+from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number, Outline, Round, StateDict, TensorSpec
+
+__all__ = ["Answer", "Instruction", "Number", "Spec", "TaskName", "TensorSpec", "answer_fields", "instruction_fields"]
+
+TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate"]
+Kind = Literal[
+    "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
+    "statement", "seconds", "sealed", "name", "error",
+]  # fmt: skip
+"""What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
+Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
+"""Which part of a FLARE message holds a field; "transport": the transport's own means, such as its authentication."""
+Secure = Literal["plain", "later", "masked", "hidden"]
+"""What secure sums do with a field of a "train" answer.
+
+"plain": it leaves with the answer to "train", and again with the update; "later": it leaves with the update, in the
+answer to "weigh"; "masked": so does it, as a share of a sum that nobody can read alone; "hidden": it stays at the site.
+"""
+HIDDEN_METRICS = ("loss", "train_loss")
+"""Metrics of a round that say much the same as the numbers which secure sums hide."""
+MASKED = "masked"
+"""In place of "diff" in ``Answer.update_kind``: nobody can read the update alone."""
+SPLITS = ("val", "test")
+"""The splits that a site evaluates a model on."""
+PHASES = ("validate", "probe", "train", "report", "compare")
+"""Phases of a round's work at a site, whose wall times leave it."""
+LONGEST_WORK = 1e7
+"""Seconds, four months."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The specification of one field.
+
+    Attributes:
+        kind: what its value is; a mapping where that depends on the exchange.
+        exchanges: the exchanges in which it travels, those of secure sums aside, which follow from ``secure``.
+        required: whether an answer to "train" without it is refused.
+        low: the least value of a "count".
+        high: its largest value.
+        declared: whether a "count" may not be above what the site declared before the first round.
+        secure: see ``Secure``.
+        only_secure: whether the field travels in runs with secure sums alone.
+        hidden: names within the field that secure sums hide.
+        audit: whether the accepted value stands in the audit log.
+        carried: see ``Carried``.
+        meaning: for people: the table in docs/security.md and the report show it.
+    """
+
+    kind: Kind | Mapping[str, Kind]
+    meaning: str
+    exchanges: tuple[TaskName, ...] = ("train",)
+    required: bool = False
+    low: float = float("-inf")
+    high: float = float("inf")
+    declared: bool = False
+    secure: Secure = "plain"
+    only_secure: bool = False
+    hidden: tuple[str, ...] = ()
+    audit: bool = False
+    carried: Carried = "meta"
+
+    def kind_in(self, task: str) -> Kind:
+        """What the field's value is in an exchange; "weigh" is a part of "train"."""
+        if isinstance(self.kind, str):
+            return self.kind
+        return self.kind.get("train" if task == "weigh" else task, next(iter(self.kind.values())))
+
+    def travels(self, task: str, *, secure: bool = False) -> bool:
+        """Whether the field may hold something in an answer to ``task``; ``secure``: in a run with secure sums."""
+        if self.only_secure:
+            return secure and task in self.exchanges
+        if not secure:
+            return task in self.exchanges
+        if task == "weigh":
+            return "train" in self.exchanges and self.secure != "hidden"
+        first = task == "train" and self.secure != "plain"
+        return task in self.exchanges and self.secure != "hidden" and not first
+
+
+def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None, **more: Any) -> Any:
+    """A field of a message with its specification; a mapping's default is a new empty one."""
+    metadata = {"spec": Spec(kind, meaning, **more)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate")
+_METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Server to site: what to do, the model, and what is meant for this site alone.
+
+    "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
+    training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
+    "compare" is a round's second exchange, whose model is the rule's anchor; with secure sums "sum" and "weigh" follow
+    "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model does on the site's own
+    splits.
+    """
+
+    task: TaskName = dataclasses.field(
+        metadata={"spec": Spec("task", "what to do", _ALL, required=True, carried="transport")}
+    )
+    round: Round = dataclasses.field(metadata={"spec": Spec("round", "t and T", _ALL, required=True, carried="round")})
+    model: StateDict = dataclasses.field(
+        metadata={"spec": Spec("model", "the model", ("train", "compare", "evaluate"), required=True, carried="params")}
+    )
+    orders: Mapping[str, float] = _field("orders", "numbers from the rule for this site alone", default={})
+    sealed: Mapping[str, Any] = _field(
+        "sealed", "what a secure sum needs of the others", default={}, exchanges=("sum", "weigh"), only_secure=True
+    )
+    tensors: Mapping[str, torch.Tensor] = _field(
+        "tensors", "tensors from the rule, for all sites or for this one", default={}
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Site to server, untrusted: any field may hold anything until the gate has looked at it.
+
+    ``site`` is the name that the transport vouches for, never one that the answer claims; ``error`` is a code when the
+    site could not do its work: then the rest is empty.
+    """
+
+    site: str = dataclasses.field(metadata={"spec": Spec("name", "the site", _ALL, carried="transport")})
+    round: Any = _field("round", "number of the round it answers", exchanges=_ALL)
+    update: Any = _field(
+        "update", "difference of the trained and the received model, D_k = w_k - w^t",
+        required=True, secure="masked", carried="params",
+    )  # fmt: skip
+    update_kind: Any = _field(
+        "difference", "that the update is a difference", default="diff", secure="masked", carried="params_type"
+    )
+    n_examples: Any = _field(
+        "count", "number of training examples n_k",
+        exchanges=("preflight", "train", "evaluate"), required=True, low=1, high=MOST_EXAMPLES, declared=True,
+        audit=True,
+    )  # fmt: skip
+    scalars: Any = _field(
+        "numbers", "numbers that the method's parts declare",
+        default={}, exchanges=("train", "compare"), secure="hidden", audit=True,
+    )  # fmt: skip
+    steps: Any = _field(
+        "count", "local optimizer steps of the round", required=True, low=0, high=MOST_STEPS, audit=True
+    )
+    tensors: Any = _field("tensors", "tensors that the method's parts declare", default={}, secure="hidden")
+    metrics: Any = _field(
+        _METRICS, "the task's metrics of the received model on the site's own splits",
+        default={}, exchanges=("preflight", "train", "evaluate"), secure="later", hidden=HIDDEN_METRICS,
+        audit=True, carried="metrics",
+    )  # fmt: skip
+    personal: Any = _field(
+        "evaluation", "the same metrics of the site's personal model, in runs whose trainer keeps one",
+        default={}, exchanges=("evaluate",), audit=True,
+    )  # fmt: skip
+    seconds: Any = _field(
+        "seconds", "wall time by phase", default={}, exchanges=("train", "compare"), secure="later",
+        low=0, high=LONGEST_WORK,
+    )  # fmt: skip
+    sealed: Any = _field(
+        "sealed", "the site's key; its sealed numbers", default={}, exchanges=("preflight", "sum"), only_secure=True
+    )
+    error: str | None = dataclasses.field(
+        default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}
+    )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that may travel: its shape, whether it must be there, and the largest absolute value in it."""
+
+    shape: tuple[int, ...]
+    required: bool = False
+    bound: float = 1e6
+
+
+def slots_of(specs: Iterable[TensorSpec], outline: Outline, wanted: Iterable[str] = ()) -> dict[str, Slot]:
+    """ "name/entry" -> slot of every tensor that ``specs`` declare.
+
+    Args:
+        specs: of a method's parts; the same declaration in two parts counts once.
+        outline: what the shapes follow from.
+        wanted: names of specifications that are required whatever they say.
+
+    Raises:
+        UserError: a name with "/" or a shape that is none, or two specifications of one name that differ.
+    """
+    found: dict[str, Slot] = {}
+    by_name: dict[str, TensorSpec] = {}
+    for spec in specs:
+        if by_name.setdefault(spec.name, spec) != spec:
+            raise UserError(f"tensors {spec.name!r}: declared twice, in two ways")
+        if not spec.name or "/" in spec.name or not 0 < spec.bound < math.inf:
+            raise UserError(f"tensors {spec.name!r}: expected a name without '/' and a finite bound above 0")
+        for entry, shape in spec.shapes(outline).items():
+            if not isinstance(entry, str) or not all(type(size) is int and size >= 0 for size in shape):
+                raise UserError(f"tensors {spec.name!r}: entry {entry!r}: expected a name and a shape, got {shape!r}")
+            found[f"{spec.name}/{entry}"] = Slot(tuple(shape), spec.required or spec.name in wanted, spec.bound)
+    return found
+
+
+def numbers_of(part: Any) -> list[Number]:
+    """The numbers among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, Number)]
+
+
+def tensors_of(part: Any) -> list[TensorSpec]:
+    """The tensors among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, TensorSpec)]
+
+
+def flat(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """name -> {entry: tensor} as it travels: "name/entry" -> tensor."""
+    return {f"{name}/{entry}": value for name, entries in tensors.items() for entry, value in entries.items()}
+
+
+def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, StateDict]:
+    """``flat`` undone."""
+    found: dict[str, StateDict] = {}
+    for key, value in tensors.items():
+        name, _, entry = key.partition("/")
+        found.setdefault(name, {})[entry] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is wrong with tensors: a code, the declared tensor at fault (empty: none that is declared), and why."""
+
+    code: str
+    name: str
+    why: str
+
+
+def wrong_tensors(tensors: Any, slots: Mapping[str, Slot]) -> Wrong | None:
+    """What is wrong with ``tensors`` ("name/entry" -> float32), held against what was declared; None: nothing."""
+    if not isinstance(tensors, Mapping):
+        return Wrong("tensor_type", "", f"expected tensors by name, got {type(tensors).__name__}")
+    if any(name not in slots for name in tensors):
+        return Wrong("tensor_unknown", "", "a tensor that no part of the method declares")
+    found = (_wrong(name, tensors[name], slot) for name, slot in slots.items() if name in tensors)
+    missing = (name for name, slot in slots.items() if slot.required and name not in tensors)
+    # What is there comes first: a site's own check lets a missing tensor pass, and nothing else with it.
+    return next((wrong for wrong in found if wrong), None) or next(
+        (Wrong("tensor_missing", name, "expected a tensor, got none") for name in missing), None
+    )
+
+
+def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
+        return Wrong("tensor_type", name, f"expected a dense tensor, got {type(value).__name__}")
+    if value.dtype != torch.float32:
+        return Wrong("tensor_type", name, f"expected torch.float32, got {value.dtype}")
+    if tuple(value.shape) != slot.shape:
+        return Wrong("tensor_shape", name, f"expected {slot.shape}, got {tuple(value.shape)}")
+    if not value.numel():
+        return None
+    low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
+    if not math.isfinite(low) or not math.isfinite(high):
+        return Wrong("tensor_nonfinite", name, "expected finite numbers, got NaN or infinity")
+    if max(-low, high) > slot.bound:
+        return Wrong("tensor_range", name, f"expected absolute values of at most {slot.bound:g}")
+    return None
+
+
+@cache
+def answer_fields() -> Mapping[str, Spec]:
+    """Field -> specification of an ``Answer``, in its order."""
+    return {f.name: f.metadata["spec"] for f in dataclasses.fields(Answer)}
+
+
+@cache
+def instruction_fields() -> Mapping[str, Spec]:
+    """Field -> specification of an ``Instruction``, in its order."""
+    return {f.name: f.metadata["spec"] for f in dataclasses.fields(Instruction)}
+
+
+def carried_as(part: Carried, fields: Mapping[str, Spec]) -> Iterator[str]:
+    """The fields that a given part of a FLARE message holds."""
+    return (name for name, spec in fields.items() if spec.carried == part)
+
+
+def audited(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the accepted values of one answer stands in the audit log."""
+    kept = {name: values[name] for name, spec in answer_fields().items() if spec.audit and name in values}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def first_with_secure_sums(answer: Answer) -> Answer:
+    """What of an answer to "train" leaves at once in a run with secure sums."""
+    return _only(answer, lambda spec: spec.travels("train", secure=True))
+
+
+def rest_with_secure_sums(answer: Answer) -> Answer:
+    """What of an answer to "train" leaves with its update in a run with secure sums, the update not yet masked."""
+    kept = _only(answer, lambda spec: spec.travels("weigh", secure=True))
+    shown: dict[str, Any] = {
+        name: {key: value for key, value in getattr(kept, name).items() if key not in spec.hidden}
+        for name, spec in answer_fields().items()
+        if spec.hidden
+    }
+    return dataclasses.replace(kept, **shown)
+
+
+def _only(answer: Answer, leaves: Any) -> Answer:
+    names = [name for name, spec in answer_fields().items() if spec.kind in ("name", "error") or leaves(spec)]
+    return Answer(**{name: getattr(answer, name) for name in names})

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that the rooms hand to each other.
+
+Rules, trainers and probes know these types and nothing of each other; nothing here touches a file, a socket or FLARE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.execution import Execution, Precision
+from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.validation import Range
+
+StateDict = dict[str, Tensor]
+Weights = dict[str, float]
+SplitName = Literal["train", "val", "test"]
+
+
+class Batch(NamedTuple):
+    """Examples of one site.
+
+    Attributes:
+        inputs: (N, ...) as the network takes them.
+        targets: (N,) class indices, or (N, ...) masks.
+        groups: int64 (N,), the index of each example's group in the run's grouping, -1 where it is in none.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    groups: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same examples on ``device``; groups stay where they are until something weighs by them."""
+        return Batch(self.inputs.to(device), self.targets.to(device), self.groups)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where a federation stands: round ``t`` = ``number`` (1-based, absolute) of ``T`` = ``total``."""
+
+    number: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.total:
+            raise ValueError(f"round number must be in 1..{self.total}, got {self.number}")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a rule knows of a round beside model, replies and its own state.
+
+    Attributes:
+        round: t and T.
+        lr: local learning rate eta of the sites, >= 0; 0 where the server does not know it.
+        steps: site -> optimizer steps that it took in this round, as its accepted answer says; lacks the sites whose
+            answer does not say, and is empty before the answers.
+        known_sites: sites that have passed preflight so far, absent ones included; 0 where the server does not know.
+        models: site -> the model of its own that it was sent in this round, to which its update is the difference; all
+            other sites were sent the shared one.
+    """
+
+    round: Round
+    lr: float = 0.0
+    steps: Mapping[str, int] = field(default_factory=dict)
+    known_sites: int = 0
+    models: Mapping[str, StateDict] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < float("inf"):
+            raise ValueError(f"lr must be finite and >= 0, got {self.lr}")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rule sees of one site's accepted answer; only the update gate makes these.
+
+    Attributes:
+        site: the site's name; replies reach a rule sorted by it.
+        update: D_k = w_k - w^t for every floating-point entry of the model (parameters and buffers).
+        n_examples: n_k > 0, the size of the site's training split.
+        scalars: the numbers of the method's probes, finite and within the probes' ranges.
+        metrics: the received model's validation metrics at the site.
+        trainable: names of the trainable parameters among the update's keys (the rest are buffers).
+        measured: the other numbers that the schema asks of every site, whatever the method; see ``core.schema``.
+        tensors: name -> {entry: tensor} that the method's parts sent, float32 on the CPU, as they declared them.
+    """
+
+    site: str
+    update: StateDict
+    n_examples: int
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    trainable: frozenset[str] = frozenset()
+    measured: Mapping[str, float] = field(default_factory=dict)
+    tensors: Mapping[str, StateDict] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a probe or trainer sends beside the update: the gate enforces its range.
+
+    Attributes:
+        name: its name; numbers of a family are "family/member".
+        low: the least value that is accepted.
+        high: the largest.
+        meaning: what it is, for people.
+        required: whether an answer without it is refused.
+    """
+
+    name: str
+    low: float
+    high: float
+    meaning: str
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Tensors (float32) that a part sends or receives beside the model: "name/entry" on the way.
+
+    Attributes:
+        name: what the tensors are called; a rule reads them under it.
+        shapes: from what server and sites know alike to {entry: shape}.
+        meaning: what they are, for people.
+        required: whether all entries must be there; otherwise any of them may be missing.
+        bound: the largest absolute value that is accepted.
+    """
+
+    name: str
+    shapes: Callable[[Outline], Mapping[str, tuple[int, ...]]]
+    meaning: str
+    required: bool = False
+    bound: float = 1e6
+
+
+MOST_EXAMPLES = 10**8
+"""The most examples that a site may say it has."""
+
+MOST_STEPS = 10**9
+"""The most local optimizer steps of one round that a site may report."""
+
+LARGEST_LOSS = 1e6
+"""The largest loss that a site may report."""
+
+
+def metric_range(name: str) -> tuple[float, float]:
+    """The range of a metric that its task declares none for: a loss is 0 to 1e6, anything else a share of 1."""
+    return (0.0, LARGEST_LOSS) if name == "loss" or name.endswith("_loss") else (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the server and every site know alike before the first round; it fixes the numbers that may travel.
+
+    Attributes:
+        model: the initial model: names, shapes and order of its entries.
+        groups: names of the groups that examples belong to, e.g. ("female", "male") or the classes.
+        classes: number of classes of the task; 0: not known.
+    """
+
+    model: StateDict
+    groups: tuple[str, ...] = ()
+    classes: int = 0
+
+    @property
+    def features(self) -> int:
+        """Width of the features before the last layer: the inputs of the model's last matrix; 0 without one."""
+        widths = [value.shape[1] for value in self.model.values() if value.dim() > 1]
+        return int(widths[-1]) if widths else 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a task has for methods to ask for.
+
+    Attributes:
+        task: its name, for messages.
+        metrics: names of its metrics.
+        headline: the metric that fairness is reported in.
+        groups: names of the groups of the run's grouping.
+        class_labels: whether every example has one class label, as logit adjustment needs.
+    """
+
+    task: str
+    metrics: tuple[str, ...]
+    headline: str
+    groups: tuple[str, ...]
+    class_labels: bool
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
+
+    Attributes:
+        split: "train", "val" or "test".
+        least: the fewest examples.
+        reason: what it needs them for, in words that end a sentence.
+        both_classes: whether examples of one class alone will not do.
+    """
+
+    split: SplitName
+    least: int
+    reason: str
+    both_classes: bool = False
+
+
+GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
+"""Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward and backward passes over a site's training data (a trainer's per epoch, a probe's per round)."""
+
+    forward: int = 0
+    backward: int = 0
+
+    @property
+    def in_forwards(self) -> int:
+        """Cost in forward passes, a backward pass counted as two."""
+        return self.forward + 2 * self.backward
+
+
+class SiteData(Protocol):
+    """One site's data as trainers, probes and evaluation see it; the clinic provides it."""
+
+    class_counts: Tensor
+    """int64 (C,): the training split's examples per class."""
+
+    group_counts: Tensor
+    """int64 (M,): the training split's examples per group of the run's grouping; empty without one."""
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """One shuffled epoch of the training split with train transforms; the seed fixes order and transforms.
+
+        No batch holds a single example (BatchNorm cannot train on one): it joins the batch before it.
+        """
+
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a site trains in one round, whatever the method; a task preset holds the papers' values.
+
+    Attributes:
+        rounds: T, communication rounds.
+        epochs: local epochs per round.
+        batch_size: examples per local step.
+        optimizer: "adam" (L2 in the gradient, not AdamW) or "sgd".
+        lr: local learning rate eta.
+        momentum: momentum of "sgd"; ignored by "adam".
+        weight_decay: L2 coefficient added to the gradient.
+        logit_tau: temperature of the logit adjustment (Menon et al., ICLR 2021) of the local loss with the site's own
+            class counts; 0 is plain cross-entropy.
+        adam_beta2: decay of Adam's second moment, in [0, 1).
+        precision: of training passes, see ``execution.Execution``.
+        keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
+            FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
+    """
+
+    rounds: Annotated[int, Range(1, 1_000_000)] = 10
+    epochs: Annotated[int, Range(1, 10_000)] = 1
+    batch_size: Annotated[int, Range(2, 65_536)] = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Range(0, 1e6)] = 3e-4
+    momentum: Annotated[float, Range(0, 1)] = 0.9
+    weight_decay: Annotated[float, Range(0, 1e6)] = 5e-4
+    logit_tau: Annotated[float, Range(0, 1e3)] = 0.0
+    adam_beta2: Annotated[float, Range(0, 1)] = 0.999
+    keep_optimizer: bool = False
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("momentum", "weight_decay", "logit_tau"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        if not 0 <= self.adam_beta2 < 1:
+            raise ValueError(f"adam_beta2 must be in [0, 1), got {self.adam_beta2}")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr must be finite and > 0, got {self.lr}")
+
+
+def refuse_training(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where ``settings`` of a method hold a field of ``Training``, which is the task's to say."""
+    named = {key.removeprefix("train.") for key in settings}
+    fields = sorted(named & set(Training.__dataclass_fields__))
+    if fields:
+        raise ValueError(f"{fields[0]}: is the task's training, equal for all methods, and no setting of one")
+
+
+PERSONAL = "personal"
+"""Key of a site's memory under which its personal model, or its personal entries, lie."""
+
+
+@dataclass
+class LocalWork:
+    """Everything a trainer or a probe may use at a site during one round.
+
+    Attributes:
+        network: holds the received model when a trainer or a received-model probe starts.
+        data: the site's data.
+        training: local training settings.
+        round: t and T.
+        seed: this site's seed for this round; order and transforms derive from it alone.
+        orders: the numbers the rule sent to this site and to no other.
+        execution: where and how the network computes.
+        stop_if_aborted: call it once per batch; raises when the federation ends early.
+        memory: tensors, numbers and nested dicts of them that this site has kept from the rounds before; what is put
+            there is kept for the rounds to come and never leaves the site.
+        received: the site's model of the round: what the server sent in this exchange (w^t, or the anchor of a second
+            one) with the site's personal entries in their places.
+        objective: (class counts, temperature of the logit adjustment) -> what the site minimises.
+        received_metrics: the task's metrics of the received model on the validation split.
+        evaluate: split -> the task's metrics of ``network`` as it stands; empty where the split is.
+        headline: name of the metric among them that fairness is reported in, a share of 1.
+        groups: names of the groups that ``data`` tells apart.
+        min_count: the fewest training examples of a group whose numbers may leave the site; None: none leave.
+        scratch: whatever a trainer needs during one round, on the device; emptied when its training ends.
+        steps: optimizer steps that the trainer has made in this round.
+        measured: field of the train answer -> number, for fields of the schema that parts of a method fill.
+        send_numbers: name -> number that leaves with the update; a trainer declares them in ``sends``.
+        send_tensors: name -> {entry: tensor} that leaves with the update; trainers and probes declare it in ``sends``.
+        tensors: name -> {entry: tensor} that the rule sent beside the model, float32 on the CPU; the parts that
+            receive it declare it in ``receives``.
+    """
+
+    network: nn.Module
+    data: SiteData
+    training: Training
+    round: Round
+    seed: int
+    orders: Mapping[str, float] = field(default_factory=dict)
+    execution: Execution = field(default_factory=Execution)
+    stop_if_aborted: Callable[[], None] = lambda: None
+    memory: MutableMapping[str, Any] = field(default_factory=dict)
+    received: StateDict = field(default_factory=dict)
+    objective: Callable[[Tensor, float], Objective] = local_objective
+    received_metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluate: Callable[[SplitName], dict[str, float]] = lambda split: {}
+    headline: str = ""
+    groups: tuple[str, ...] = ()
+    min_count: int | None = 10
+    scratch: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    measured: dict[str, Any] = field(default_factory=dict)
+    send_numbers: dict[str, float] = field(default_factory=dict)
+    send_tensors: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    tensors: Mapping[str, StateDict] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return self.execution.device
+
+    @property
+    def personal(self) -> StateDict:
+        """The site's personal model as its last round left it; empty before its first round. A trainer replaces it."""
+        kept: StateDict = self.memory.get(PERSONAL, {})
+        return kept
+
+    @personal.setter
+    def personal(self, model: StateDict) -> None:
+        self.memory[PERSONAL] = model
+
+    def loss(self, tau: float = 0.0) -> Objective:
+        """The task's objective on this site's data, where it computes; ``tau`` > 0 adjusts logits."""
+        return self.objective(self.data.class_counts.to(self.device), tau)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    authors: str
+    title: str
+    venue: str
+    year: int
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.authors}, {self.venue} {self.year}"

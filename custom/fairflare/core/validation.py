@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One check for every value that a job, a file or a command line brings: its type, its range, its length.
+
+A dataclass declares what its fields take: ``rounds: Annotated[int, Range(1, 10**6)]``. What declares nothing has the
+bounds below, so that no number is without a smallest and a largest value and no text without a length. Nothing is
+allocated, imported or opened here, and what is refused is refused before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from fairflare.core.errors import UserError
+
+LARGEST_INT = 10**9
+LARGEST_FLOAT = 1e12
+LONGEST_TEXT = 4096
+MOST_ENTRIES = 10_000
+"""Bounds of a number (both ways), a text and a list or mapping that declare none."""
+MOST_BYTES = 4 * 2**20
+MOST_VALUES = 100_000
+DEEPEST = 8
+"""Bounds of a whole JSON document."""
+LONGEST_NUMBER = 64
+"""Characters of a number given as text."""
+
+FEDERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""What a federation's id may look like; it names a folder."""
+CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Names that FLARE gives to clients, but none that begins like an option; each names a file."""
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Names of FLARE jobs; each names a folder."""
+SITE = re.compile(r"[^\W_][\w .-]{0,59}")
+"""Names of a task's own sites; each may name a file, so no separator, no leading dot, and at most 240 bytes."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters but tab and line ends, and halves of surrogate pairs: no text of ours holds them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Smallest and largest value of a number, both allowed."""
+
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Length of a text in characters, and what it looks like in ``words``."""
+
+    most: int = LONGEST_TEXT
+    pattern: str = ""
+    words: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The most entries of a list or mapping."""
+
+    most: int = MOST_ENTRIES
+
+
+Sites = Annotated[int, Range(1, 10_000)]
+Images = Annotated[int, Range(0, 100_000)]
+Few = Annotated[int, Range(0, 65_536)]
+Seed = Annotated[int, Range(0, 2**53)]
+Names = Annotated[str, Text(most=2**20)]
+"""A list of names, separated by commas."""
+
+
+def shown(value: Any) -> str:
+    """``value`` for a message: one short line, whatever it is."""
+    text = repr(value[:100] if isinstance(value, (str, bytes, list, tuple)) else value) if _is_short(value) else "..."
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _is_short(value: Any) -> bool:
+    """Whether ``repr`` is cheap and cannot fail: Python refuses to print very large numbers."""
+    return not (isinstance(value, int) and value.bit_length() > 1000)
+
+
+def check_plain(name: str, content: Any) -> None:
+    """Raise UserError unless ``content`` is JSON of a bounded size: depth, values, bytes; no NaN, no odd characters."""
+    size, values, todo = 0, 0, [(content, 1)]
+    while todo:
+        value, depth = todo.pop()
+        values += 1
+        if isinstance(value, (Mapping, list, tuple)):
+            expected(name, depth <= DEEPEST, f"at most {DEEPEST} levels", "more")
+            expected(name, len(value) + values <= MOST_VALUES, f"at most {MOST_VALUES} values", "more")
+            inside = [*value, *value.values()] if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                strange = next((key for key in value if not isinstance(key, str)), "")
+                expected(name, strange == "", "text as keys", strange)
+            todo.extend((one, depth + 1) for one in inside)
+        elif isinstance(value, str):
+            size += len(value)
+            expected(name, size <= MOST_BYTES, f"at most {MOST_BYTES} characters", "more")
+            expected(name, not CONTROL.search(value), "text without control characters", value)
+        elif isinstance(value, float):
+            expected(name, math.isfinite(value), "finite numbers", value)
+        elif not isinstance(value, bool) and isinstance(value, int):
+            expected(name, value.bit_length() <= 64, "numbers of at most 64 bits", "a larger one")
+        else:
+            expected(name, value is None or isinstance(value, bool), "JSON values", type(value).__name__)
+
+
+def expected(key: str, holds: bool, what: str, got: Any) -> None:
+    """Raise UserError "key: expected ..., got ..." unless ``holds``; ``got`` is cut to a line."""
+    if not holds:
+        raise UserError(f"{key}: expected {what}, got {shown(got)}")
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """Field -> its annotation with bounds."""
+    found = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+
+
+def exact(cls: type, name: str, value: Any, label: str = "") -> Any:
+    """The JSON ``value`` as field ``name`` of ``cls`` declares it; a whole number becomes a float where one is meant.
+
+    Raises:
+        UserError: names the key (as ``label`` where there is one), what was expected and what came.
+    """
+    return _exact(label or name, value, hints(cls)[name])
+
+
+def parsed(cls: type, name: str, value: Any, label: str = "") -> Any:
+    """``value``, which may be a command line's text, as field ``name`` of ``cls`` declares it; see ``exact``."""
+    hint = hints(cls)[name]
+    return _exact(label or name, _from_text(label or name, value, hint), hint)
+
+
+def supported(hint: Any) -> bool:
+    """Whether values of this annotation can be checked."""
+    base, _ = _bare(hint)
+    origin, inside = typing.get_origin(base), typing.get_args(base)
+    if origin in (typing.Union, types.UnionType):
+        return all(one is type(None) or supported(one) for one in inside)
+    if origin in (list, dict):
+        return (origin is list or inside[0] is str) and supported(inside[-1])
+    return origin is typing.Literal or base in (bool, int, float, str, Any)
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without its bounds, and these."""
+    if typing.get_origin(hint) is Annotated:
+        base, *bounds = typing.get_args(hint)
+        return base, tuple(bounds)
+    return hint, ()
+
+
+def _bound(kind: type, bounds: tuple[Any, ...], default: Any) -> Any:
+    return next((one for one in bounds if isinstance(one, kind)), default)
+
+
+def _optional(base: Any) -> Any:
+    """T of ``T | None``; None for any other type."""
+    if typing.get_origin(base) in (typing.Union, types.UnionType):
+        return next(one for one in typing.get_args(base) if one is not type(None))
+    return None
+
+
+def _exact(key: str, value: Any, hint: Any) -> Any:
+    base, bounds = _bare(hint)
+    inner = _optional(base)
+    if inner is not None:
+        return None if value is None else _exact(key, value, inner)
+    origin = typing.get_origin(base)
+    if origin is typing.Literal:
+        allowed = typing.get_args(base)
+        fits = any(type(value) is type(one) and value == one for one in allowed)
+        expected(key, fits, f"one of {', '.join(map(str, allowed))}", value)
+    elif base is bool:
+        expected(key, type(value) is bool, "true or false", value)
+    elif base in (int, float):
+        return _number(key, value, base, _bound(Range, bounds, None))
+    elif base is str:
+        _check_text(key, value, _bound(Text, bounds, Text()))
+    elif origin in (list, dict):
+        return _collection(key, value, origin, typing.get_args(base)[-1], _bound(Entries, bounds, Entries()))
+    elif base is Any:
+        check_plain(key, value)
+    else:
+        raise UserError(f"{key}: is of a kind that a configuration cannot set")
+    return value
+
+
+def _number(key: str, value: Any, kind: type, limits: Range | None) -> Any:
+    largest = LARGEST_INT if kind is int else LARGEST_FLOAT
+    limits = limits or Range(-largest, largest)
+    a_number = "a whole number" if kind is int else "a number"
+    expected(
+        key, type(value) is int or (kind is float and type(value) is float and math.isfinite(value)), a_number, value
+    )
+    fits = limits.low <= value <= limits.high
+    expected(key, fits, f"{a_number} from {_plainly(limits.low)} to {_plainly(limits.high)}", value)
+    return kind(value)
+
+
+def _plainly(number: float) -> str:
+    return f"{number:.0f}" if float(number).is_integer() and abs(number) < 1e16 else f"{number:g}"
+
+
+def _check_text(key: str, value: Any, limits: Text) -> None:
+    expected(key, isinstance(value, str), "text", value)
+    expected(key, len(value) <= limits.most, f"at most {limits.most} characters", f"{len(value)} of them")
+    expected(key, not CONTROL.search(value), "text without control characters", value)
+    expected(key, not limits.pattern or bool(re.fullmatch(limits.pattern, value)), limits.words, value)
+
+
+def _collection(key: str, value: Any, kind: type, inner: Any, limits: Entries) -> Any:
+    expected(key, isinstance(value, kind), "a list" if kind is list else "keys and values", value)
+    expected(key, len(value) <= limits.most, f"at most {limits.most} entries", f"{len(value)} of them")
+    if kind is list:
+        return [_exact(key, one, inner) for one in value]
+    for name in value:
+        _check_text(key, name, Text(most=256))
+    return {name: _exact(f"{key}: {name}", one, inner) for name, one in value.items()}
+
+
+def _from_text(key: str, value: Any, hint: Any) -> Any:
+    """A command line's text as the JSON value that it stands for; other values as they are, but 2.0 and 1 for 2 and
+    true, which Python's callers may write."""
+    base, bounds = _bare(hint)
+    inner = _optional(base)
+    if inner is not None:
+        return None if value is None or value == "none" else _from_text(key, value, inner)
+    if typing.get_origin(base) is typing.Literal:
+        return next((one for one in typing.get_args(base) if _is_short(value) and str(one) == str(value)), value)
+    if base is bool and not isinstance(value, bool) and isinstance(value, (str, int)):
+        known = {"true": True, "false": False, "1": True, "0": False}
+        return known.get(str(value).lower() if _is_short(value) else "", value)
+    if base in (int, float) and isinstance(value, str):
+        return _number_of(value, base)
+    if base is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _number_of(text: str, kind: type) -> Any:
+    """The number that ``text`` is; the text itself where it is none, for the message."""
+    if len(text) > LONGEST_NUMBER or not text.isascii() or "_" in text:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if kind is int and number.is_integer() else number

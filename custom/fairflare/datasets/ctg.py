@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cardiotocography: is the fetus well? FedUFO's Fetal table (UCI 193), which the user brings.
+
+In the data folder, one of:
+
+    CTG.xls                     from UCI: sheet "Raw Data", 2,126 segments of 352 examinations
+    cardiotocography_csv.csv    from datahub: V1, ..., V35, Class; only CLASS as the label, no examinations
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fairflare.clinic.base import Preset
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.types import Training
+from fairflare.datasets.kinds.on_disk import OnDisk
+from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.readers import sheets
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXCEL, SHEET, CSV = "CTG.xls", "Raw Data", "cardiotocography_csv.csv"
+MEASURED = (
+    "b", "e", "LBE", "LB", "AC", "FM", "UC", "ASTV", "MSTV", "ALTV", "MLTV", "DL", "DS", "DP", "DR", "Width", "Min",
+    "Max", "Nmax", "Nzeros", "Mode", "Mean", "Median", "Variance", "Tendency",
+)  # fmt: skip
+"""Start and end of the segment, then what the expert and the program SisPorto read off it; V1 to V25 of the CSV."""
+ONE_HOT = ("A", "B", "C", "D", "E", "AD", "DE", "LD", "FS", "SUSP")
+"""1 where CLASS is the column's place from 1: the label itself; V26 to V35 of the CSV."""
+CLASSES = {
+    "NSP": ("normal", "suspect", "pathologic"),
+    "CLASS": (
+        "calm sleep", "REM sleep", "calm vigilance", "active vigilance", "shift pattern", "stress",
+        "vagal stimulation", "largely decelerative", "flat-sinusoidal", "suspect pattern",
+    ),
+}  # fmt: skip
+"""What the codes 1, 2, ... of either label stand for."""
+SGD = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
+"""Plain SGD, since Adam undoes a weight on the loss."""
+PAPER = Training(rounds=50, epochs=4, batch_size=32, optimizer="adam", lr=0.01, weight_decay=0.0, keep_optimizer=True)
+"""FedUFO's, at FedAvg's rate there; four epochs are close to its 100 local steps."""
+
+
+@dataclass(frozen=True)
+class Ctg(TableTask, OnDisk):
+    """The state of the fetus (NSP) or the pattern of its heart rate (CLASS), as three obstetricians agreed on it.
+
+    ``CTG.xls`` is read where there is one, else the CSV. Splits are drawn within each class. An examination has up to
+    34 segments, in three of five cases of several patterns: they are kept together, so that a network is tested on
+    examinations that it has not seen. The table has no sensitive attribute.
+
+    Args:
+        label: "NSP": 3 classes (1,655, 295 and 176 segments); "CLASS": 10 classes, 53 to 579 segments.
+        features: "clean": the 25 measured columns, scaled with the site's own training segments. "paper": as published,
+            unscaled, 35 columns. Ten of these are CLASS in one-hot form, and leak the label: whatever is reached with
+            them says nothing about cardiotocography.
+        unit: "examination": all segments of one are in one split of one site; "segment": each for itself, as upstream,
+            and the only way with the CSV, which does not name examinations.
+        n_sites: 2..50; FedUFO has 2.
+        alpha: concentration > 0 of the Dirichlet split over the label (an examination's most frequent one); FedUFO's
+            is 10,000, close to even. Redrawn until every site has 40 segments and 5 of each class.
+        test_fraction: share of each site's examinations in its test split, in (0, .5].
+        val_fraction: share of the remaining ones in its validation split, in (0, .5].
+        model: "mlp" (64 hidden units) or "linear", upstream's.
+        limit: the most segments of a split, at least 2; none: all.
+        data_seed: of the split over sites and into train, val and test; >= 0.
+    """
+
+    name = "ctg"
+    title = "Cardiotocography: state of the fetus"
+    real = "2,126 cardiotocogram segments, 25 measurements and the experts' labels (UCI 193), a file that you bring"
+    simulated = "the hospitals: a site is a share of a label-skewed split"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    presets = {
+        "small": Preset("normal, suspect or pathologic, two sites; seconds on a laptop; needs CTG.xls", {}, SGD),
+        "paper": Preset(
+            "FedUFO's ten patterns, linear model and rounds, on columns that do not leak; needs CTG.xls",
+            {"label": "CLASS", "model": "linear"},
+            PAPER,
+        ),
+    }
+    smallest_site, smallest_class = 40, 5
+
+    label: Literal["NSP", "CLASS"] = "NSP"
+    features: Literal["clean", "paper"] = "clean"
+    unit: Literal["examination", "segment"] = "examination"
+    n_sites: int = 2
+    alpha: float = 10_000.0
+    test_fraction: float = 0.2
+    val_fraction: float = 0.15
+    model: Literal["mlp", "linear"] = "mlp"
+    limit: int | None = None
+    data_seed: int = 2024
+
+    @property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
+        """Of ``label``."""
+        return CLASSES[self.label]
+
+    def n_features(self) -> int:
+        """25 or 35."""
+        return len(MEASURED) + len(ONE_HOT) * (self.features == "paper")
+
+    def table(self, own: SiteConfig | None = None) -> Table:
+        """All segments."""
+        root = self.root(own)
+        if (root / CSV).is_file() and not (root / EXCEL).exists():
+            if self.label != "CLASS":
+                raise UserError(f"label: expected CLASS, the only one in {CSV}, got {self.label!r}")
+            if self.unit != "segment":
+                raise UserError(f"unit: expected segment, since {CSV} names no examinations, got {self.unit!r}")
+            return _table((root / CSV).resolve(), self.label, self.features, self.unit)
+        return _table(self.needed(root / EXCEL).resolve(), self.label, self.features, self.unit)
+
+
+@lru_cache(maxsize=4)
+def _table(path: Path, label: str, features: str, unit: str) -> Table:
+    frame = _segments(path)
+    labels = {name: sheets.codes(frame, path.name, name, range(1, len(CLASSES[name]) + 1)) for name in _labels(path)}
+    measured = sheets.numbers(frame, path.name, MEASURED)
+    flags = sheets.numbers(frame, path.name, ONE_HOT)
+    if not np.array_equal(flags, sheets.one_hot(labels["CLASS"], len(ONE_HOT))):
+        raise DataError("label", f"{path.name}: expected columns A to SUSP to be CLASS in one-hot form, got otherwise")
+    paper = features == "paper"
+    return Table(
+        labels=labels[label],
+        numbers=np.empty((len(frame), 0)) if paper else measured,
+        plain=(np.hstack((measured, flags)) if paper else np.empty((len(frame), 0))).astype(np.float32),
+        cases=np.unique(sheets.texts(frame, "FileName"), return_inverse=True)[1] if unit == "examination" else None,
+    )
+
+
+def _labels(path: Path) -> tuple[str, ...]:
+    return ("CLASS",) if path.name == CSV else ("CLASS", "NSP")
+
+
+def _segments(path: Path) -> pd.DataFrame:
+    """The rows with a label, under the names of the Excel sheet."""
+    if path.name == CSV:
+        frame = sheets.read(path)
+        published = {f"V{k}": name for k, name in enumerate((*MEASURED, *ONE_HOT), start=1)} | {"Class": "CLASS"}
+        sheets.need(frame, path.name, list(published))
+        return frame.rename(columns=published)
+    frame = sheets.read(path, SHEET)
+    sheets.need(frame, path.name, ["FileName", *MEASURED, *ONE_HOT, "CLASS", "NSP"])
+    # A blank row follows the names, and unnamed maxima the last segment.
+    return frame.dropna(how="all", subset=["FileName", "CLASS", "NSP"])

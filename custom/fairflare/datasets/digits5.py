@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which digit? MNIST, USPS, SVHN and rendered digits, as FedHEAL divides them.
+
+Where the files are; MNIST's may be unpacked (without .gz):
+
+    MNIST/raw/train-images-idx3-ubyte.gz
+    MNIST/raw/train-labels-idx1-ubyte.gz
+    MNIST/raw/t10k-images-idx3-ubyte.gz
+    MNIST/raw/t10k-labels-idx1-ubyte.gz
+    usps.bz2
+    usps.t.bz2
+    train_32x32.mat
+    test_32x32.mat
+    syn/train/{0..9}/*.png or *.jpg
+    syn/val/{0..9}/*.png or *.jpg
+
+    or, with layout=fedbn, for DOMAIN in MNIST, USPS, SVHN, SynthDigits:
+    DOMAIN/partitions/train_part{0..9}.pkl
+    DOMAIN/test.pkl
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, scores
+from fairflare.clinic.base import PARTITION, SPLIT, Preset
+from fairflare.clinic.checks import expect, expect_choices, site_index
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
+from fairflare.core.errors import UserError
+from fairflare.core.seeds import derive
+from fairflare.core.types import Training
+from fairflare.datasets.kinds.cropping import CroppedData
+from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.readers import digit_files
+from fairflare.datasets.readers.class_folders import images_in
+
+DOMAINS = ("MNIST", "USPS", "SVHN", "SYN")
+FEDBN_FOLDERS = {"MNIST": "MNIST", "USPS": "USPS", "SVHN": "SVHN", "SYN": "SynthDigits"}
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
+VAL, TEST = 0.1, 0.3
+"""Shares of a site's images in its validation and test splits."""
+SIZE = 32
+
+
+@dataclass(frozen=True)
+class Digits5(ImagesOnDisk):
+    """Domain shift as in FedHEAL's Digits (Chen et al., CVPR 2024, arXiv:2405.16585), on the data of the paper.
+
+    A quarter of the sites holds each domain, in the order of ``DOMAINS``. Every site takes ``share`` of its domain's
+    training set, no image twice, and divides that into training, validation and test. The shared test sets are the four
+    published ones, which no site sees. Training images are cropped at random after padding by 4 pixels. The paper
+    trains on the whole of each share, and shuffles which site has which domain.
+
+    Args:
+        n_sites: a multiple of 4 in 4..400; the paper has 20.
+        share: of a domain's training images at one site, above 0, for all sites of the domain together at most 1.
+        alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
+        layout: "files" as published, or "fedbn" (Li et al., ICLR 2021, arXiv:2102.07623), which is pickles.
+        allow_pickle: has to be true for layout=fedbn.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
+        limit: the most images of each split of a site and of each shared test set, at least 2; none: all.
+        data_seed: of who has which image, 0..2**32-1.
+    """
+
+    name = "digits5"
+    title = "Digits of four domains"
+    real = "MNIST, USPS and SVHN: your copies"
+    simulated = "SYN (rendered digits), and the sites"
+    classes = tuple("0123456789")
+    headline = "accuracy"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    presets = {
+        "small": Preset(
+            "8 sites, 2 per domain, a small CNN, at most 500 images of a test set; minutes on a laptop",
+            {"n_sites": 8, "limit": 500},
+            # The paper's rate of 0.001 is for 2,000 local epochs; this is its optimizer at 40 of them.
+            Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5),
+        ),
+        "paper": Preset(
+            "the paper's setting: 20 sites, 5 per domain, ResNet-10, 200 rounds of 10 epochs; for a GPU",
+            {"n_sites": 20, "model": "resnet10"},
+            Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5),
+        ),
+    }
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    data_kind = CroppedData
+
+    n_sites: int = 20
+    share: float = 0.01
+    alpha: float = 0.0
+    layout: Literal["files", "fedbn"] = "files"
+    allow_pickle: bool = False
+    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
+    limit: int | None = None
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        fits = 4 <= self.n_sites <= 400 and self.n_sites % len(DOMAINS) == 0
+        expect("n_sites", fits, "a multiple of 4 in 4..400", self.n_sites)
+        most = 1 / self._per_domain()
+        expect("share", 0 < self.share <= most, f"above 0 and at most {most:g} for {self.n_sites} sites", self.share)
+        expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
+        if self.layout == "fedbn" and not self.allow_pickle:
+            text = "layout=fedbn reads pickles, and a pickle can run code; set it to true for files that you trust"
+            raise UserError(f"allow_pickle: {text}")
+        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+
+    def sites(self) -> dict[str, str]:
+        """The domain of each site, with the label skew if there is one."""
+        skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
+        kinds = [domain + skew for domain in DOMAINS for _ in range(self._per_domain())]
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def network(self) -> nn.Module:
+        """Images (N, 3, 32, 32) -> logits (N, 10)."""
+        return networks.build(self.model, len(self.mean), len(self.classes))
+
+    def drawn(self) -> tuple[str, ...]:
+        """Who has which image."""
+        return PARTITION, SPLIT
+
+    def reader(self) -> Reader:
+        """Resized to 32 pixels; grey becomes three equal channels."""
+        return Reader(SIZE, len(self.mean))
+
+    def domain(self, site: str) -> str:
+        """The one of ``DOMAINS`` that ``site`` holds."""
+        return DOMAINS[site_index(site, self.sites()) // self._per_domain()]
+
+    def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
+        """The site's part of its domain's training set; the other domains' files are not looked at."""
+        k = site_index(site, self.sites())
+        found, sites = pool(self, root, self.domain(site))
+        members = np.flatnonzero(sites == k % self._per_domain())
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
+        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
+        parts = zip(("val", "test", "train"), np.split(shuffled, (n_val, n_val + n_test)))
+        return {split: [found[i] for i in rows] for split, rows in parts}
+
+    def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
+        """Each domain's test set, in an order of ``data_seed``, so that a limit leaves out no class."""
+        found = {}
+        for domain in DOMAINS:
+            images, labels = self.digits(root, domain, "test")
+            rng = np.random.default_rng(derive(self.data_seed, self.name, "test", domain))
+            order = rng.permutation(len(labels))[: self.limit]
+            found[domain] = (False, [Item(images[i], int(labels[i])) for i in order])
+        return found
+
+    def check_data(self) -> None:
+        """Look for the files of every domain, without opening them."""
+        for domain in DOMAINS:
+            for split in ("train", "test"):
+                self.files(self.root(), domain, split)
+
+    def files(self, root: Path, domain: str, split: Literal["train", "test"]) -> list[Path]:
+        """The files of ``domain``, or its folders of one class each; MissingData when one is not there."""
+        train = split == "train"
+        if self.layout == "fedbn":
+            folder = root / FEDBN_FOLDERS[domain]
+            names = [f"partitions/train_part{i}.pkl" for i in range(10)] if train else ["test.pkl"]
+            return [self.needed(folder / name) for name in names]
+        if domain == "MNIST":
+            start = root / "MNIST" / "raw" / ("train" if train else "t10k")
+            paths = [start.with_name(start.name + end) for end in ("-images-idx3-ubyte", "-labels-idx1-ubyte")]
+            return [path if path.exists() else self.needed(path.with_name(path.name + ".gz")) for path in paths]
+        if domain == "SYN":
+            return [self.needed(root / "syn" / ("train" if train else "val") / digit) for digit in self.classes]
+        name = {"USPS": ("usps.bz2", "usps.t.bz2"), "SVHN": ("train_32x32.mat", "test_32x32.mat")}[domain][not train]
+        return [self.needed(root / name)]
+
+    def digits(self, root: Path, domain: str, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
+        """All images of a published set, uint8 (N, H, W), (N, H, W, 3) or paths (N,), and int64 (N,) labels.
+
+        Raises:
+            MissingData, DataError: see ``digit_files``.
+        """
+        files = self.files(root, domain, split)
+        if self.layout == "fedbn":
+            return digit_files.joined(files)
+        if domain == "SYN":
+            return images_in(files)
+        readers: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+            "MNIST": digit_files.mnist,
+            "USPS": digit_files.usps,
+            "SVHN": digit_files.svhn,
+        }
+        return readers[domain](*files)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``scores.classification``."""
+        return scores.classification(outputs, targets)
+
+    def _per_domain(self) -> int:
+        return self.n_sites // len(DOMAINS)
+
+
+@lru_cache(maxsize=8)
+def pool(task: Digits5, root: Path, domain: str) -> tuple[tuple[Item, ...], np.ndarray]:
+    """What the sites of ``domain`` hold together, and which of these sites holds each, from 0.
+
+    Raises:
+        UserError: the shares are too small, or no split leaves every site enough images.
+    """
+    images, labels = task.digits(root, domain, "train")
+    n_sites = task.n_sites // len(DOMAINS)
+    each = int(task.share * len(labels))
+    if each < SMALLEST_SITE:
+        least = f"share: expected at least {SMALLEST_SITE} images per site"
+        raise UserError(f"{least}, got {each} of the {len(labels)} of {domain}")
+    rng = np.random.default_rng(derive(task.data_seed, task.name, "order", domain))
+    numbers = rng.permutation(len(labels))[: n_sites * each]
+    images, labels = images[numbers], labels[numbers]  # a copy: what no site has need not stay in memory
+    items = tuple(Item(image, int(label)) for image, label in zip(images, labels))
+    if not task.alpha:
+        return items, np.repeat(np.arange(n_sites), each)
+    sites = redrawn(
+        lambda seed: dirichlet_by_label(labels, n_sites, task.alpha, seed),
+        labels,
+        n_sites,
+        derive(task.data_seed, task.name, "skew", domain) % 2**32,
+        minimum=SMALLEST_SITE,
+    )
+    return items, sites

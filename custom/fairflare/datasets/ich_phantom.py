@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind of intracranial haemorrhage? Simulated bleeds on real anatomy, some sites with images of poor quality."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, scores
+from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
+from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
+from fairflare.clinic.tensors import Split, TensorData
+from fairflare.core.seeds import derive
+from fairflare.core.types import Training
+from fairflare.core.validation import Images
+from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
+from fairflare.datasets.simulated import more_images, phantom
+from fairflare.datasets.simulated.cache import kept_splits, rendered
+from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.datasets.simulated.free_rider import REMARK, with_one_image
+from fairflare.datasets.simulated.more_images import MOST
+
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
+VAL, TEST = 0.15, 0.15
+"""Shares of a site's images in its validation and test splits."""
+NORMS = {
+    "small-cnn": ((0.25,), (0.28,)),
+    "small-cnn-bn": ((0.25,), (0.28,)),
+    "resnet18": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Network -> mean and std per channel on [0, 1]; ImageNet's make three channels of one."""
+
+
+@dataclass(frozen=True)
+class IchPhantom(Task):
+    """Image-quality shift as in FedISM+ (Wu et al., arXiv:2503.09587), on a phantom of its ICH data.
+
+    The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
+    and its corruption depend on ``data_seed`` and the image's number alone.
+
+    Args:
+        n_sites: 2..100.
+        corrupted: sites with poor images, 0 <= corrupted < n_sites.
+        corruption: "noise" (Gaussian) or "motion" (blur).
+        severity: of the sites' corruption, 1..5.
+        alpha: concentration > 0 of the Dirichlet label skew.
+        images: of all sites together.
+        test_images: of each shared test set, 20..100000.
+        site_test_images: of each site at least, 0..100000; what its share lacks is rendered beside it, new patients,
+            their classes as frequent as in the share.
+        size: pixels along an edge, 32..512.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
+        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
+        augment: random rotation, shift and flip of training images.
+        free_rider: number of a site whose training split repeats one image of its own, 1..n_sites; 0: none.
+        data_seed: 0..2**32-1; the papers' partitions use 2024.
+    """
+
+    name = "ich-phantom"
+    title = "ICH phantom: subtype of an intracranial haemorrhage"
+    real = "the anatomy: one averaged MNI152 brain of 152 people"
+    simulated = "the bleeds, the CT look, the patients (warps of that brain), the sites and their image quality"
+    classes = phantom.CLASSES
+    headline = "balanced_accuracy"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    presets = {
+        "small": Preset(
+            "8 sites, 2 of them with noise, little label skew, 48 pixels, a small CNN; a minute on a laptop",
+            {"alpha": 10.0},
+            Training(rounds=40, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0),
+            # The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it
+            # hides the gradient: training never leaves the class prior.
+            settings={"rho_max": 0.02},
+            by_method={"fedism": {"rho_max": 0.01}},
+        ),
+        "paper": Preset(
+            "the papers' setting: 20 sites, 4 of them with noise, 224 pixels, ResNet-18, 300 rounds; for a GPU",
+            {
+                "n_sites": 20,
+                "corrupted": 4,
+                "images": 5000,
+                "size": 224,
+                "model": "resnet18",
+                "augment": True,
+            },
+            Training(rounds=300, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4, logit_tau=1.0),
+        ),
+    }
+
+    n_sites: int = 8
+    corrupted: int = 2
+    corruption: Literal["noise", "motion"] = "noise"
+    severity: int = 3
+    alpha: float = 1.0
+    images: Images = 1200
+    test_images: Images = 2000
+    site_test_images: Images = 500
+    size: int = 48
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    pretrained_weights: str | None = None
+    augment: bool = False
+    free_rider: int = 0
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
+        expect(
+            "corrupted", 0 <= self.corrupted < self.n_sites, f"0..{self.n_sites - 1} (below n_sites)", self.corrupted
+        )
+        expect("severity", self.severity in range(1, 6), "1..5", self.severity)
+        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
+        least = SMALLEST_SITE * self.n_sites
+        expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
+        expect("test_images", 20 <= self.test_images <= MOST, f"20..{MOST}", self.test_images)
+        more_images.check(self.site_test_images)
+        expect("size", 32 <= self.size <= 512, "32..512", self.size)
+        rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
+        expect_pixels(rendered, self.size)
+        expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+        if self.pretrained_weights is not None:
+            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
+
+    def sites(self) -> dict[str, str]:
+        """ "clean", or the corruption and its severity for the last sites; and which one is the free rider."""
+        poor = f"{self.corruption}, severity {self.severity}"
+        kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
+        if self.free_rider:
+            kinds[self.free_rider - 1] += f"; {REMARK}"
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def network(self) -> nn.Module:
+        """Images (N, channels, size, size) -> logits (N, 5)."""
+        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
+        return networks.build(self.model, len(NORMS[self.model][0]), len(self.classes), **options)
+
+    def drawn(self) -> tuple[str, ...]:
+        """Everything."""
+        return PARTITION, SPLIT, RENDERING
+
+    def site_data(self, site: str) -> TensorData:
+        """The site's images, rendered now or before, see ``simulated.cache``."""
+        mean, std = NORMS[self.model]
+        k, rows = site_index(site, self.sites()), self.rows(site)
+        if k == self.free_rider - 1:
+            rows = with_one_image(rows)
+        poor = k >= self.n_sites - self.corrupted
+        splits = kept_splits(self, site, lambda part: self._rendered(k, rows[part], poor))
+        return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
+
+    def rows(self, site: str) -> dict[str, np.ndarray]:
+        """Split -> numbers of the site's images, sorted; each number is in one split of one site.
+
+        Those of at least ``images`` are test images beside the share that the split over sites gives the site.
+        """
+        k = site_index(site, self.sites())
+        members = np.flatnonzero(plan(self)[1] == k)
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
+        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
+        val, test, train = np.split(shuffled, (n_val, n_val + n_test))
+        test = more_images.with_more(np.sort(test), k, self.site_test_images)
+        return {"train": np.sort(train), "val": np.sort(val), "test": test}
+
+    def test_sets(self) -> tuple[TestSet, ...]:
+        """One pool of images, clean and at every severity of the corruption; its patients are at no site."""
+        kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]
+        targets = kept.pop("targets")
+        return tuple(TestSet(name, name != "clean", images, targets, *norm) for name, images in kept.items())
+
+    def table_sets(self) -> dict[str, str]:
+        """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
+        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``scores.classification``."""
+        return scores.classification(outputs, targets)
+
+    def _tests(self) -> dict[str, Tensor]:
+        """Images of each shared test set by name, in order, and their "targets"."""
+        rng = np.random.default_rng(derive(self.data_seed, self.name, "test labels"))
+        labels = rng.choice(len(self.classes), size=self.test_images, p=phantom.SHARES)
+        clean = [self._image("test", i, label) for i, label in enumerate(labels)]
+        found = {"clean": _stacked(clean)}
+        for severity in range(1, 6):
+            poor = [self._corrupted(image, severity, f"test {severity}", i) for i, image in enumerate(clean)]
+            found[f"{self.corruption} {severity}"] = _stacked(poor)
+        return {**found, "targets": torch.from_numpy(labels)}
+
+    def _labels(self, k: int, rows: np.ndarray) -> np.ndarray:
+        """Classes of images of site ``k``."""
+        labels, sites = plan(self)
+        rng = np.random.default_rng(derive(self.data_seed, self.name, "site test labels", k))
+        beside = rows >= self.images
+        return np.concatenate((labels[rows[~beside]], more_images.labels_of(labels[sites == k], beside.sum(), rng)))
+
+    def _rendered(self, k: int, rows: np.ndarray, poor: bool) -> Split:
+        labels = self._labels(k, rows)
+        images = [self._image("site", i, label) for i, label in zip(rows, labels)]
+        if poor:
+            images = [self._corrupted(image, self.severity, "site", i) for i, image in zip(rows, images)]
+        return Split(_stacked(images), torch.from_numpy(labels))
+
+    def _image(self, pool: str, i: int, label: int) -> np.ndarray:
+        rng = np.random.default_rng(derive(self.data_seed, self.name, "image", pool, i))
+        return phantom.render(int(label), self.size, rng)
+
+    def _corrupted(self, image: np.ndarray, severity: int, pool: str, i: int) -> np.ndarray:
+        rng = np.random.RandomState(derive(self.data_seed, self.name, self.corruption, pool, i) % 2**32)
+        if self.corruption == "noise":
+            return gaussian_noise(image, severity, rng)
+        return motion_blur(image, severity, rng.uniform(*MOTION_ANGLES), scale=self.size / 224)
+
+
+@lru_cache(maxsize=8)
+def plan(task: IchPhantom) -> tuple[np.ndarray, np.ndarray]:
+    """Label and site index of every image, int64 (images,) each, from the seed alone."""
+    rng = np.random.default_rng(derive(task.data_seed, task.name, "labels"))
+    labels = rng.choice(len(task.classes), size=task.images, p=phantom.SHARES)
+    sites = redrawn(
+        lambda seed: dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
+        labels,
+        task.n_sites,
+        task.data_seed,
+        minimum=SMALLEST_SITE,
+    )
+    return labels, sites
+
+
+def _stacked(images: list[np.ndarray]) -> Tensor:
+    """uint8 (N, 1, size, size)."""
+    return torch.from_numpy(np.stack(images))[:, None]

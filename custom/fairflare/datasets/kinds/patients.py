@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks on one table of patients, dealt out to sites: natural groups, label-skewed shares, or shares of each group."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, scores
+from fairflare.clinic.base import PARTITION, SPLIT, Task, standardise
+from fairflare.clinic.checks import expect, expect_choices, site_index
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.tensors import Split, TensorData
+from fairflare.core.errors import UserError
+from fairflare.core.seeds import derive
+from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+
+DIRICHLET = "dirichlet"
+SPLITS = ("test", "val", "train")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What the sites of a task share out; equal only to itself, so that it can be a key.
+
+    Attributes:
+        labels: int64 (N,), classes.
+        numbers: float64 (N, n), nan where missing; each site fills and scales them with its own training patients.
+        plain: float32 (N, m), taken as they are.
+        attributes: sensitive attribute -> N values, "" where unknown.
+        groups: int64 (N,), the natural group of each patient, where there are any.
+        cases: int64 (N,), equal for rows that belong together and stay in one split of one site; None: each by itself.
+    """
+
+    labels: np.ndarray
+    numbers: np.ndarray
+    plain: np.ndarray
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: np.ndarray | None = None
+    cases: np.ndarray | None = None
+
+
+class TableTask(Task):
+    """A task whose sites are natural groups of one table's rows, label-skewed shares of all, or such shares of a group.
+
+    A concrete task is a frozen dataclass with the fields n_sites, alpha (concentration of the Dirichlet distribution),
+    test_fraction (of a site's patients), val_fraction (of the remaining ones), model ("mlp" or "linear") and data_seed;
+    with natural groups also sites_by: ``natural``, "dirichlet" or both joined with "+", where ``n_sites`` is a multiple
+    of the number of groups. A field ``limit`` is the most patients of a split.
+    """
+
+    natural: ClassVar[str] = ""
+    """What ``sites_by`` calls the natural groups; empty: there are none."""
+    natural_words: ClassVar[str] = ""
+    """The natural groups in an error message, e.g. "regions"."""
+    natural_groups: Sequence[str] = ()
+    """Their names, in the order of the sites."""
+    smallest_site: ClassVar[int]
+    """Patients that every site has at least."""
+    smallest_class: ClassVar[int]
+    """Patients of every class that every site has at least."""
+    stratified: ClassVar[bool] = True
+    """Whether splits are drawn within each class."""
+
+    sites_by: str = DIRICHLET
+    limit: int | None = None
+    n_sites: int
+    alpha: float
+    test_fraction: float
+    val_fraction: float
+    model: str
+    data_seed: int
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        natural = len(self.natural_groups)
+        if self.sites_by == self.natural:
+            groups = f"{natural} {self.natural_words} (or set sites_by={DIRICHLET})"
+            expect("n_sites", self.n_sites == natural, groups, self.n_sites)
+        elif self.sites_by != DIRICHLET:
+            fits = natural and self.n_sites % natural == 0
+            expect("n_sites", bool(fits), f"a multiple of the {natural} {self.natural_words}", self.n_sites)
+        expect("n_sites", 2 <= self.n_sites <= 50, "2..50", self.n_sites)
+        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
+        for key in ("test_fraction", "val_fraction"):
+            expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
+        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
+        expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
+
+    @abstractmethod
+    def table(self, own: SiteConfig | None = None) -> Table:
+        """All patients; the same object for the same file.
+
+        Raises:
+            UserError: a file is missing or not the table that is expected.
+        """
+
+    @abstractmethod
+    def n_features(self) -> int:
+        """Columns of ``numbers`` and ``plain`` together."""
+
+    def sites(self) -> dict[str, str]:
+        """The natural group of each site, how skewed the split is, or both; known without the table."""
+        skew = f"label skew, alpha {self.alpha:g}"
+        if self.sites_by == DIRICHLET:
+            kinds = [skew] * self.n_sites
+        elif self.sites_by == self.natural:
+            kinds = list(self.natural_groups)
+        else:
+            kinds = [f"{group}; {skew}" for group in self.natural_groups for _ in range(self._per_group())]
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def network(self) -> nn.Module:
+        """Features (N, F) -> logits (N, classes)."""
+        return networks.build(self.model, self.n_features(), len(self.classes))
+
+    def drawn(self) -> tuple[str, ...]:
+        """The splits; who is at which site, unless the sites are natural groups."""
+        return (SPLIT,) if self.sites_by == self.natural else (PARTITION, SPLIT)
+
+    def check_data(self) -> None:
+        """Read the table."""
+        self.table()
+
+    def site_data(self, site: str) -> TensorData:
+        """The site's patients, with their sensitive attributes."""
+        return self.local_data(site, None)
+
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        """The site's patients out of the table that lies where ``own`` says."""
+        table, rows = self.table(own), self.rows(site, own)
+        scaled = fitted(table.numbers[rows["train"]])
+        splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
+        return TensorData.of(splits, n_classes=len(self.classes))
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``scores.binary`` for two classes, else ``scores.classification``."""
+        return (scores.binary if len(self.classes) == 2 else scores.classification)(outputs, targets)
+
+    def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
+        """Split -> the site's rows of the table, sorted; each patient is in one split of one site."""
+        k, table = site_index(site, self.sites()), self.table(own)
+        members = np.flatnonzero(_site_of(self, table) == k)
+        classes, place = _cases(table, members)
+        strata = [((c,), np.flatnonzero(classes == c)) for c in range(len(self.classes))]
+        split = np.empty(len(classes), dtype=np.int64)
+        for key, cases in strata if self.stratified else [((), np.arange(len(classes)))]:
+            rng = np.random.default_rng(derive(self.data_seed, self.name, "split", k, *key))
+            n_test = round(self.test_fraction * len(cases))
+            n_val = round(self.val_fraction * (len(cases) - n_test))
+            for number, part in enumerate(np.split(rng.permutation(cases), (n_test, n_test + n_val))):
+                split[part] = number
+        found = {name: members[split[place] == number] for number, name in enumerate(SPLITS)}
+        return {name: found[name][: self.limit] for name in ("train", "val", "test")}
+
+    def _per_group(self) -> int:
+        return self.n_sites // len(self.natural_groups)
+
+
+def fitted(train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+    """How a site prepares numbers: gaps become the training median, then (x - mean) / std of the training rows.
+
+    Args:
+        train: float64 (n, features), nan where missing; a column without a single value counts as all zeros.
+
+    Returns:
+        A function from such an array of any length to a float32 tensor of its shape without gaps.
+    """
+    if not train.shape[1]:
+        return lambda rows: torch.empty(rows.shape)
+    empty = np.isnan(train).all(0)
+    medians = np.nanmedian(np.where(empty, 0.0, train), axis=0)
+    filled = torch.from_numpy(np.where(np.isnan(train), medians, train))
+    mean, std = filled.mean(0), filled.std(0, correction=0)
+    return lambda rows: standardise(torch.from_numpy(np.where(np.isnan(rows), medians, rows)), mean, std).float()
+
+
+def _split(table: Table, rows: np.ndarray, scaled: Callable[[np.ndarray], Tensor]) -> Split:
+    inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
+    attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
+    return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)
+
+
+def _cases(table: Table, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each case among ``rows``, its rows' most frequent one, and int64 (len(rows),): the case of each."""
+    labels = table.labels[rows]
+    if table.cases is None:
+        return labels, np.arange(len(rows))
+    found, place = np.unique(table.cases[rows], return_inverse=True)
+    counts = np.zeros((len(found), int(labels.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(counts, (place, labels), 1)
+    return counts.argmax(1), place
+
+
+@lru_cache(maxsize=8)
+def _site_of(task: TableTask, table: Table) -> np.ndarray:
+    """int64 (N,): the site index of every row."""
+    everyone = np.arange(len(table.labels))
+    if task.sites_by == DIRICHLET:
+        return _dealt(task, table, everyone, task.n_sites, task.data_seed)
+    if task.sites_by == task.natural:
+        for k, group in enumerate(task.natural_groups):
+            counts = np.bincount(table.labels[table.groups == k], minlength=len(task.classes))
+            enough = counts.sum() >= task.smallest_site and counts.min() >= task.smallest_class
+            expected = f"at least {task.smallest_site} patients of {group}, {task.smallest_class} of each class"
+            expect(f"task {task.name}", enough, expected, counts.tolist())
+        assert table.groups is not None  # a task that names its natural groups reads them
+        return table.groups
+    per_group = task._per_group()
+    sites = np.empty(len(everyone), dtype=np.int64)
+    for k, group in enumerate(task.natural_groups):
+        members = np.flatnonzero(table.groups == k)
+        seed = derive(task.data_seed, task.name, "skew", group) % 2**32
+        try:
+            sites[members] = k * per_group + _dealt(task, table, members, per_group, seed)
+        except UserError as error:
+            raise UserError(f"{group}: {error}") from None
+    return sites
+
+
+def _dealt(task: TableTask, table: Table, rows: np.ndarray, n_sites: int, seed: int) -> np.ndarray:
+    """int64 (len(rows),) in 0..n_sites-1: label-skewed shares of ``rows`` that are large enough."""
+    expect(f"task {task.name}", len(rows) > 0, "patients", 0)
+    classes, place = _cases(table, rows)
+    return redrawn(
+        lambda seed: dirichlet_by_label(classes, n_sites, task.alpha, seed)[place],
+        table.labels[rows],
+        n_sites,
+        seed,
+        minimum=task.smallest_site,
+        minimum_per_class=task.smallest_class,
+    )

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quality shift on published images, in the folders of FedISM and FedISM+: the last sites hold corrupted images.
+
+Facts on the folders, tables and seeds come from the authors' repository (github.com/wnn2000/FFL4MIA).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, scores
+from fairflare.clinic.base import SPLIT, Preset
+from fairflare.clinic.checks import expect, expect_choices, site_index
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Reader
+from fairflare.core.errors import DataError, MissingData
+from fairflare.core.seeds import derive
+from fairflare.core.types import Training
+from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
+from fairflare.datasets.readers.quality_tables import SMALLEST_SITE, Table, read_partition, read_table
+from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+
+SITES_SEED = 2024
+"""Of the split over sites; the papers'."""
+NOISE_SEED = 0
+"""Of the generator that corrupts all training images, and of the one for the test images; the papers'."""
+VAL, TEST = 0.15, 0.15
+"""Shares of a site's images in its validation and test splits."""
+FOLDERS = {"noise": "gaussian", "motion": "motion"}
+"""Corruption -> how the names of its folders begin."""
+SEVERITIES = range(1, 6)
+PRESETS = {
+    "small": Preset(
+        "64 pixels, 100 images of each split and a small CNN; minutes on a laptop",
+        {"limit": 100},
+        Training(rounds=20, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0),
+        # The papers' 0.1 is for a pretrained ResNet-18 and hides the gradient of this CNN's untrained weights.
+        settings={"rho_max": 0.02},
+        by_method={"fedism": {"rho_max": 0.01}},
+    ),
+    "paper": Preset(
+        "the papers' setting: 224 pixels, ResNet-18 (they start from ImageNet weights), 300 rounds; for a GPU",
+        {"size": 224, "model": "resnet18", "augment": True},
+        Training(rounds=300, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4, logit_tau=1.0),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class QualityShift(ImagesOnDisk):
+    """The setting of FedISM+ (Wu et al., arXiv:2503.09587): label skew, and poor images at the last sites.
+
+    The training table is split over the sites by the papers' rule and seed. Upstream, sites have no validation or test
+    images of their own; here 15 % of a site's share each are set aside, corrupted where the site is. Images are in a
+    random order within a split, since the tables are sorted by class.
+
+    Args:
+        n_sites: 2..100; the papers have 20.
+        corrupted: sites with poor images, 0 <= corrupted < n_sites.
+        corruption: "noise" (Gaussian, the folders ``gaussian*``) or "motion" (blur, the folders ``motion*``).
+        severity: of the sites' corruption, 1..5.
+        alpha: concentration > 0 of the Dirichlet label skew.
+        partition: "rule" computes the split over sites; "file" reads it from the authors' ``dict_users_*.npy``, which
+            unpickles: such a file can run any code, so take it only from where you trust.
+        size: pixels along an edge, 32..512; the papers' images have 224.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
+        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
+        augment: random rotation, shift and flip of training images.
+        limit: the most images of a split, and of a shared test set, at least 2; None: all.
+        data_seed: of the order and of what a site sets aside, 0..2**32-1.
+    """
+
+    headline = "balanced_accuracy"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    mean = (0.485, 0.456, 0.406)
+    std = (0.229, 0.224, 0.225)
+    presets = PRESETS
+    folder: ClassVar[str]
+    suffix: ClassVar[str]
+
+    n_sites: int = 20
+    corrupted: int = 4
+    corruption: Literal["noise", "motion"] = "noise"
+    severity: int = 3
+    alpha: float = 1.0
+    partition: Literal["rule", "file"] = "rule"
+    size: int = 64
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    pretrained_weights: str | None = None
+    augment: bool = False
+    limit: int | None = None
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
+        most = self.n_sites - 1
+        expect("corrupted", 0 <= self.corrupted <= most, f"0..{most} (below n_sites)", self.corrupted)
+        expect("severity", self.severity in SEVERITIES, "1..5", self.severity)
+        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
+        expect("size", 32 <= self.size <= 512, "32..512", self.size)
+        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+        if self.pretrained_weights is not None:
+            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
+
+    def sites(self) -> dict[str, str]:
+        """ "clean", or the corruption and its severity for the last sites."""
+        poor = f"{self.corruption}, severity {self.severity}"
+        kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def network(self) -> nn.Module:
+        """Images (N, 3, size, size) -> logits (N, classes)."""
+        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
+        return networks.build(self.model, len(self.mean), len(self.classes), **options)
+
+    def drawn(self) -> tuple[str, ...]:
+        """What a site sets aside; the split over sites is the papers', or the file's."""
+        return (SPLIT,)
+
+    def reader(self) -> Reader:
+        """Three channels, as the papers open them."""
+        return Reader(self.size, len(self.mean))
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``scores.classification``."""
+        return scores.classification(outputs, targets)
+
+    def table_sets(self) -> dict[str, str]:
+        """The clean set and the one of the poor sites' own severity, as in FedISM+'s tables."""
+        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
+
+    def check_data(self) -> None:
+        """Look for every site's images and the shared ones."""
+        super().check_data()
+        self.shared_items(self.root())
+
+    def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
+        """The site's images: from ``train/clean``, or from the folder of the corrupted variant."""
+        if self.is_clean(site):
+            return self.clean_items(root, site)
+        if self.lacks_corrupted(root):
+            what = f"task {self.name}: no such folder: {self.variant(root)}, the images of the corrupted sites"
+            made = f"`fairflare prepare {self.name} SOURCE DEST` makes them from train/clean"
+            raise MissingData(f"{what}; {made}; expected:", self.tree())
+        return self._items_in(root, site, self.variant(root))
+
+    def clean_items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
+        """The same images as ``items``, from ``train/clean`` whatever the site."""
+        return self._items_in(root, site, self.needed(root / self.folder / "train" / "clean"))
+
+    def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
+        """The images of ``test.csv``, clean and at those severities whose folders are there; none is at a site."""
+        folders = {"clean": self.needed(root / self.folder / "test" / "clean")}
+        every = {f"{self.corruption} {s}": self.test_folder(root, s) for s in SEVERITIES}
+        folders |= {name: folder for name, folder in every.items() if folder.is_dir()}
+        test = self.table(root, "test")
+        both = set(test.ids) & set(self.table(root, "train").ids)
+        if both:
+            text = f"{self.folder}: {len(both)} images are in both train.csv and test.csv, e.g. {min(both)}"
+            raise DataError("patient_overlap", text)
+        rng = np.random.default_rng(derive(self.data_seed, self.name, "test order"))
+        order = rng.permutation(len(test.ids))
+        return {name: (name != "clean", self._listed(test, order, folder)) for name, folder in folders.items()}
+
+    def is_clean(self, site: str) -> bool:
+        """Whether ``site`` is none of the last ``corrupted`` ones."""
+        return site_index(site, self.sites()) < self.n_sites - self.corrupted
+
+    def variant(self, root: Path) -> Path:
+        """The folder of the corrupted sites' images, e.g. ``train/gaussian3_16_4_dir1.0``."""
+        clean = self.n_sites - self.corrupted
+        name = f"{FOLDERS[self.corruption]}{self.severity}_{clean}_{self.corrupted}_dir{float(self.alpha)}"
+        return root / self.folder / "train" / name
+
+    def test_folder(self, root: Path, severity: int) -> Path:
+        """The folder of a corrupted test set, e.g. ``test/gaussian_3``."""
+        return root / self.folder / "test" / f"{FOLDERS[self.corruption]}_{severity}"
+
+    def lacks_corrupted(self, root: Path) -> bool:
+        """Whether the corrupted sites' images have yet to be made."""
+        return self.corrupted > 0 and not self.variant(root).is_dir()
+
+    def lacks_corrupted_tests(self, root: Path) -> bool:
+        """Whether no corrupted test set is there."""
+        return not any(self.test_folder(root, s).is_dir() for s in SEVERITIES)
+
+    def site_corrupted(
+        self, root: Path, site: str, rng: np.random.RandomState, wanted: Container[Path]
+    ) -> Iterator[tuple[Path, np.ndarray]]:
+        """``corrupt`` on the site's share, in the order of the split over sites; one ``rng`` for all sites in turn."""
+        rows = self._members(root, self.table(root, "train"))[site_index(site, self.sites())]
+        return corrupt(self._paths(root, "train", rows), self.corruption, self.severity, rng, wanted)
+
+    def test_corrupted(
+        self, root: Path, severity: int, rng: np.random.RandomState, wanted: Container[Path]
+    ) -> Iterator[tuple[Path, np.ndarray]]:
+        """``corrupt`` on the test images, in the order of the table; one ``rng`` for severities 1 to 5 in turn."""
+        rows = np.arange(len(self.table(root, "test").ids))
+        return corrupt(self._paths(root, "test", rows), self.corruption, severity, rng, wanted)
+
+    def rows(self, root: Path, site: str, table: Table) -> dict[str, np.ndarray]:
+        """Split -> the site's rows of the training ``table``, in random order; a lesion's images lie in one split."""
+        k = site_index(site, self.sites())
+        members = np.sort(self._members(root, table)[k])
+        first, groups = np.unique(table.groups[members], return_index=True, return_inverse=True)[1:]
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(np.argsort(first))
+        sizes = np.bincount(groups)[shuffled]
+        starts = np.cumsum(sizes) - sizes
+        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
+        found: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
+        for group, start in zip(shuffled, starts):
+            split = "val" if start < n_val else "test" if start < n_val + n_test else "train"
+            found[split].append(members[groups == group])
+        return {name: np.concatenate(part) for name, part in found.items()}
+
+    def table(self, root: Path, name: Literal["train", "test"]) -> Table:
+        """``train.csv`` or ``test.csv``; MissingData or DataError (file, line, expected, got) where it is no such."""
+        ids, labels = read_table(self.needed(root / self.folder / f"{name}.csv"), len(self.classes))
+        attributes, groups = self.described(root, name, ids)
+        return Table(ids, labels, attributes, groups)
+
+    def described(
+        self, root: Path, name: Literal["train", "test"], ids: Sequence[str]
+    ) -> tuple[Sequence[dict[str, str]], np.ndarray]:
+        """Attributes and lesion number of each image of a table, where more than the tables is known."""
+        return [{}] * len(ids), np.arange(len(ids))
+
+    def _members(self, root: Path, table: Table) -> list[np.ndarray]:
+        """Each site's rows of ``train.csv``."""
+        if self.partition == "file":
+            name = f"dict_users_noniid_dir{float(self.alpha)}_CorruptedNum{self.corrupted}.npy"
+            places = [root / self.folder / name, root / self.folder / "partitions" / name]
+            path = self.needed(next((p for p in places if p.exists()), places[0]))
+            return read_partition(path, self.n_sites, len(table.ids))
+
+        def draw(seed: int) -> np.ndarray:
+            return dirichlet_with_corrupted(table.labels, self.n_sites, self.corrupted, self.alpha, seed)
+
+        sites = redrawn(draw, table.labels, self.n_sites, SITES_SEED, minimum=SMALLEST_SITE)
+        return [np.flatnonzero(sites == k) for k in range(self.n_sites)]
+
+    def _items_in(self, root: Path, site: str, folder: Path) -> dict[str, list[Item]]:
+        table = self.table(root, "train")
+        return {name: self._listed(table, rows, folder) for name, rows in self.rows(root, site, table).items()}
+
+    def _listed(self, table: Table, rows: np.ndarray, folder: Path) -> list[Item]:
+        paths = [self.needed(folder / f"{table.ids[row]}{self.suffix}") for row in rows]
+        return [Item(path, int(table.labels[row]), table.attributes[row]) for path, row in zip(paths, rows)]
+
+    def _paths(self, root: Path, name: Literal["train", "test"], rows: np.ndarray) -> list[Path]:
+        ids = self.table(root, name).ids
+        return [self.needed(root / self.folder / name / "clean" / f"{ids[row]}{self.suffix}") for row in rows]
+
+
+def corrupt(
+    paths: Iterable[Path],
+    corruption: Literal["noise", "motion"],
+    severity: int,
+    rng: np.random.RandomState,
+    wanted: Container[Path],
+) -> Iterator[tuple[Path, np.ndarray]]:
+    """Corrupted versions of clean images, each drawn once and in order, as the authors froze theirs to disk.
+
+    Args:
+        paths: grey or colour images of 8 bits; noise is drawn per stored value, so a grey one gets one plane of it.
+        corruption: "noise" or "motion"; the direction of motion is uniform in ``MOTION_ANGLES``.
+        severity: 1..5.
+        rng: RandomState(0) upstream.
+        wanted: the images that are yielded; ``rng`` moves on for the others too.
+
+    Yields:
+        A path and uint8 (H, W) or (H, W, 3).
+
+    Raises:
+        DataError: a file is no image.
+    """
+    for path in paths:
+        if corruption == "noise":
+            image = gaussian_noise(_stored(path), severity, rng)
+            if path in wanted:
+                yield path, image
+            continue
+        angle = rng.uniform(*MOTION_ANGLES)
+        if path in wanted:
+            image = _stored(path)
+            yield path, motion_blur(image, severity, angle, scale=min(image.shape[:2]) / 224)
+
+
+def _stored(path: Path) -> np.ndarray:
+    """uint8 (H, W) or (H, W, 3)."""
+    try:
+        with Image.open(path) as file:
+            return np.asarray(file if file.mode in ("L", "RGB") else file.convert("RGB"))
+    except Exception as error:  # decoders raise whatever their libraries do
+        text = f"{path.name}: cannot be read as an image ({type(error).__name__})"
+        raise DataError("unreadable", text) from None

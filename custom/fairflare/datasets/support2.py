@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SUPPORT2: will a seriously ill patient die? A real cohort of 9,105 adults in five US hospitals, 1989 to 1994."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from fairflare.clinic.base import Preset
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core.types import Training
+from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.readers import cohort
+
+TRAINING = Training(rounds=20, epochs=1, batch_size=64, optimizer="adam", lr=3e-3, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class Support2(TableTask):
+    """Binary prognosis from what is known on day 3 (Knaus et al., Annals of Internal Medicine 122, 1995).
+
+    Each site fills gaps and scales numbers with statistics of its own training patients only.
+
+    Args:
+        label: "hospital_death" (26 %) or "death" (at any time of the follow-up, 68 %).
+        sites_by: "dzclass": one site per disease class, so four; "dirichlet": label skew over ``n_sites``;
+            "dzclass+dirichlet": label skew over as many sites in each disease class.
+        n_sites: 4 for "dzclass", else 2..50 and for "dzclass+dirichlet" a multiple of 4.
+        alpha: concentration > 0 of the Dirichlet split.
+        test_fraction: share of each site's patients in its test split, in (0, .5].
+        val_fraction: share of the remaining ones in its validation split, in (0, .5].
+        model: "mlp" (64 hidden units) or "linear".
+        data_seed: of the split over sites and into train, val and test; >= 0.
+    """
+
+    name = "support2"
+    title = "SUPPORT2: death of seriously ill adults"
+    real = "9,105 patients, 27 features and their outcomes (UCI 880, CC BY 4.0)"
+    simulated = "the hospitals: a site is a disease class or a share of a label-skewed split"
+    classes = ("survived", "died")
+    headline = "auc"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+    attributes = {"race": ("asian", "black", "hispanic", "other", "white"), "sex": ("female", "male")}
+    presets = {
+        "default": Preset("four natural sites, one per disease class; seconds on a laptop", {}, TRAINING),
+        "dirichlet": Preset("eight sites with skewed death rates", {"sites_by": "dirichlet", "n_sites": 8}, TRAINING),
+    }
+    natural, natural_words, natural_groups = "dzclass", "disease classes", cohort.DISEASE_CLASSES
+    smallest_site, smallest_class = 40, 15
+    stratified = False
+
+    label: Literal["hospital_death", "death"] = "hospital_death"
+    sites_by: Literal["dzclass", "dirichlet", "dzclass+dirichlet"] = "dzclass"
+    n_sites: int = 4
+    alpha: float = 5.0
+    test_fraction: float = 0.2
+    val_fraction: float = 0.15
+    model: Literal["mlp", "linear"] = "mlp"
+    data_seed: int = 2024
+
+    def n_features(self) -> int:
+        """46."""
+        return cohort.N_FEATURES
+
+    def table(self, own: SiteConfig | None = None) -> Table:
+        """All patients; their attributes are race and sex."""
+        return table_of(self.label)
+
+
+@cache
+def table_of(label: str) -> Table:
+    """The cohort with one of its two outcomes."""
+    cells = cohort.table()
+    return Table(
+        labels=cohort.outcome(label),
+        numbers=cohort.numbers(),
+        plain=cohort.flags(),
+        attributes={name: cells[name] for name in Support2.attributes},
+        groups=np.array([cohort.DISEASE_CLASSES.index(cell) for cell in cells["dzclass"]]),
+    )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of an aggregation: one part at the server, one at every site. The loop and the sites know no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import Info, Reply, Round
+from fairflare.federation.checks import Rejection
+from fairflare.federation.gate import Gate, Verdict
+from fairflare.federation.messages import Transport
+from fairflare.federation.state import Checkpoint
+from fairflare.rules.base import Outcome, Rule
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A round once its sites have trained.
+
+    Attributes:
+        rule: turns accepted replies into the next model.
+        gate: decides which answers become replies.
+        transport: reaches the sites for the round's further exchanges.
+        standing: the federation before the round.
+        round: t and T.
+        answers: to "train", unchecked.
+        rejections: of the sites that were asked and did not answer.
+        info: accepted replies -> what the rule knows of the round.
+        require_quorum: raises RunFailed where a verdict accepts too few sites.
+        missed: called with the sites that let a later exchange of the round pass.
+    """
+
+    rule: Rule
+    gate: Gate
+    transport: Transport
+    standing: Checkpoint
+    round: Round
+    answers: list[Answer]
+    rejections: list[Rejection]
+    info: Callable[[Sequence[Reply]], Info]
+    require_quorum: Callable[[Verdict], None]
+    missed: Callable[[Sequence[str]], None]
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What became of a round: the gate's verdict, the rule's outcome, all answers, and when the sites were done."""
+
+    verdict: Verdict
+    outcome: Outcome
+    answers: list[Answer]
+    exchanged: float
+
+
+class Aggregation(Protocol):
+    """The server's part."""
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
+
+    def combine(self, trained: Trained) -> Combined:
+        """Check and combine a round's answers, with further exchanges where they are needed.
+
+        Raises:
+            RunFailed: too few accepted sites.
+        """
+
+
+class SitePart(Protocol):
+    """A site's part: what is done with its answers before they leave."""
+
+    @property
+    def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
+        """Exchanges of the aggregation's own -> what answers them."""
+
+    def statement(self) -> Mapping[str, Any]:
+        """What goes with the answer to "preflight"."""
+
+    def trained(self, answer: Answer, instruction: Instruction) -> Answer:
+        """What leaves of a complete answer to "train"."""
+
+    def masks(self, answer: Answer) -> bool:
+        """Whether the update in ``answer`` must not leave before ``final`` has masked it."""
+
+    def final(self, answer: Answer) -> Answer:
+        """The answer as it leaves; raises SumRefused where it cannot be masked."""

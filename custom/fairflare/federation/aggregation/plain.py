@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregation in the clear: the gate sees every update, the rule weighs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import Reply, StateDict
+from fairflare.federation.aggregation.base import Combined, Trained
+from fairflare.federation.checks import Rejection, silent
+
+
+class Plain:
+    """The server's part: gate and rule, with a second exchange where the rule has an anchor."""
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        """Nothing: no site needs more than it has said."""
+        return []
+
+    def combine(self, trained: Trained) -> Combined:
+        """The rule's outcome of the replies that the gate has accepted."""
+        rule, standing, answers, exchanged = trained.rule, trained.standing, trained.answers, time.monotonic()
+        known = (standing.declared, standing.history, standing.models)
+        verdict = trained.gate.inspect(answers, standing.model, trained.round.number, *known)
+        verdict = dataclasses.replace(verdict, rejections=verdict.rejections + trained.rejections)
+        trained.require_quorum(verdict)
+        anchor = rule.anchor(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
+        if anchor is not None:
+            replies, second, refused = _second_exchange(trained, anchor, verdict.replies)
+            verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
+            answers = answers + second
+            trained.require_quorum(verdict)
+            exchanged = time.monotonic()
+        outcome = rule.aggregate(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
+        return Combined(verdict, outcome, answers, exchanged)
+
+
+class PlainAtSite:
+    """A site's part: its answers leave as they are."""
+
+    @property
+    def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
+        """None."""
+        return {}
+
+    def statement(self) -> Mapping[str, Any]:
+        """Nothing."""
+        return {}
+
+    def trained(self, answer: Answer, instruction: Instruction) -> Answer:
+        """The whole answer."""
+        return answer
+
+    def masks(self, answer: Answer) -> bool:
+        """Never."""
+        return False
+
+    def final(self, answer: Answer) -> Answer:
+        """The answer."""
+        return answer
+
+
+def _second_exchange(
+    trained: Trained, anchor: StateDict, replies: Sequence[Reply]
+) -> tuple[list[Reply], list[Answer], list[Rejection]]:
+    """Show the anchor to the accepted sites; a site counts in the round once it has answered both times."""
+    asked = {reply.site: Instruction("compare", trained.round, anchor) for reply in replies}
+    answers = list(trained.transport.exchange(asked))
+    missing = silent(asked, answers)
+    trained.missed([rejection.site for rejection in missing])
+    found, refused = trained.gate.inspect_second(answers, trained.round.number)
+    complete = [
+        dataclasses.replace(reply, scalars={**reply.scalars, **found[reply.site]})
+        for reply in replies
+        if reply.site in found
+    ]
+    return complete, answers, refused + missing

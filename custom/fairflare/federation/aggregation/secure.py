@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregation by secure sums: the sites weigh their updates themselves, and the server learns their sum alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairflare.core.schema import Answer
+from fairflare.federation.aggregation.base import Combined, Trained
+from fairflare.federation.aggregation.server_sums import ServerSums, Summed
+from fairflare.federation.checks import Rejection
+from fairflare.federation.gate import Verdict
+from fairflare.federation.norms import SUM, norms_of
+from fairflare.rules.base import added_whole
+
+
+@dataclass(frozen=True)
+class Secure:
+    """The server's part; a site's is ``site_sums.SiteSums``.
+
+    Attributes:
+        sums: adds what sites seal and mask.
+    """
+
+    sums: ServerSums
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        """Take the keys that sites state in preflight."""
+        return self.sums.learn(answers)
+
+    def combine(self, trained: Trained) -> Combined:
+        """The model plus the sum, where one came about that can be one."""
+        standing, gate = trained.standing, trained.gate
+        model = gate.shared(standing.model)
+        summed = self.sums.round(trained.transport, trained.answers, trained.round, standing.declared, model)
+        exchanged = time.monotonic()
+        trained.missed([r.site for r in summed.rejections if r.code == "no_answer"])
+        verdict = _verdict(summed, trained)
+        trained.require_quorum(verdict)
+        assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
+        return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
+
+
+def _verdict(summed: Summed, trained: Trained) -> Verdict:
+    """What the gate makes of a sum: whose fault a wrong one is cannot be seen, so it is everyone's."""
+    rejections, gate, standing = summed.rejections + trained.rejections, trained.gate, trained.standing
+    if summed.total is None:
+        return Verdict(summed.replies, rejections, {})
+    if reason := gate.implausible(summed.total, standing.model, standing.history):
+        return Verdict([], rejections + [Rejection(r.site, "sum", reason) for r in summed.replies], {})
+    return Verdict(summed.replies, rejections, {}, {SUM: norms_of(summed.total, gate.trainable)})

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model does on a site's own data, as far as that may leave the site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.types import LARGEST_LOSS, Batch, SiteData, SplitName
+from fairflare.privacy.counts import released
+
+Predictions = tuple[Tensor, Tensor, Tensor]
+"""Condensed outputs and targets, and the groups (N,)."""
+
+
+class Scoring(Protocol):
+    """How a task scores a model's outputs; a task's own methods."""
+
+    @property
+    def headline(self) -> str:
+        """The metric that fairness is reported in."""
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of one batch of outputs (N, ...) and targets until all batches are seen; first axis N."""
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """The metrics that are defined on condensed examples."""
+
+    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """float64 (N,) in [0, 1]: how right each condensed example is."""
+
+
+@torch.no_grad()
+def predict(
+    network: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    condense: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, targets: (outputs, targets),
+    stop_if_aborted: Callable[[], None] = lambda: None,
+) -> Predictions:
+    """Condensed outputs and targets and the groups (N,) of all ``batches``, in evaluation mode, on the CPU."""
+    network.eval()
+    found = []
+    for batch in batches:
+        stop_if_aborted()
+        outputs, targets = condense(network(batch.inputs.to(device)).float(), batch.targets.to(device))
+        found.append((outputs.cpu(), targets.cpu(), batch.groups))
+    if not found:
+        return torch.empty(0), torch.empty(0), torch.empty(0)
+    outputs, targets, groups = (torch.cat(parts) for parts in zip(*found))
+    return outputs, targets, groups
+
+
+def results(
+    predicted: Callable[[SplitName], Predictions],
+    data: SiteData,
+    scoring: Scoring,
+    groups: Sequence[str],
+    min_count: int | None,
+) -> dict[str, dict[str, Any]]:
+    """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
+
+    Args:
+        predicted: a split -> the model's predictions on it.
+        data: the site's.
+        scoring: the task's.
+        groups: names of the groups that ``data`` tells apart.
+        min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
+    """
+    found: dict[str, dict[str, Any]] = {"groups": {}}
+    for split in ("val", "test"):
+        outputs, targets, members = predicted(split)
+        found[split] = finite(scoring.evaluate(outputs, targets))
+        found["groups"][split] = group_values(scoring.hits(outputs, targets), members, groups, min_count)
+    found["n"] = {split: float(data.size(split)) for split in ("val", "test")}
+    return found
+
+
+def group_values(
+    hits: Tensor, members: Tensor, groups: Sequence[str], min_count: int | None
+) -> dict[str, dict[str, float]]:
+    """Group -> size and mean of its examples' ``hits``, for every group whose count may leave the site.
+
+    Args:
+        hits: float64 (N,) in [0, 1].
+        members: (N,) index of each example's group, -1 where it is in none.
+        groups: their names.
+        min_count: see ``results``.
+    """
+    rows = [members == g for g in range(len(groups))]
+    counts = [int(row.sum()) for row in rows]
+    may_leave = released(counts, min_count, unknown=len(members) - sum(counts))
+    return {
+        name: {"n": float(n), "value": float(hits[row].mean())}
+        for name, row, n, free in zip(groups, rows, counts, may_leave)
+        if free and n
+    }
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float]:
+    """A diverged model has no loss to report; its update is for the gate to judge."""
+    largest = {name: LARGEST_LOSS if name.endswith("loss") else math.inf for name in metrics}
+    return {name: value for name, value in metrics.items() if math.isfinite(value) and abs(value) <= largest[name]}

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate's check of every kind of field: the value as it is accepted, or ``Refused`` with a code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
+from fairflare.core.types import GROUP_COUNT, Number, StateDict
+from fairflare.federation.checks import (
+    Ranges,
+    Refused,
+    checked_count,
+    checked_metrics,
+    checked_seconds,
+    is_number,
+    materialized,
+    short,
+)
+from fairflare.privacy.egress import all_finite
+
+
+@dataclass(frozen=True)
+class Against:
+    """What the server knows that an answer is held against."""
+
+    model: StateDict
+    round: int
+    declared: int | None
+    numbers: Sequence[Number]
+    wanted: Sequence[str]
+    metrics: Ranges | None = None
+    tensors: Mapping[str, Slot] = field(default_factory=dict)
+
+
+def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
+    scalars = scalars if isinstance(scalars, Mapping) else {}
+    known = {s.name: s for s in specs}
+    for name in wanted:
+        if name not in scalars:
+            raise Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
+    extra = sorted(map(str, set(scalars) - set(known)))
+    if extra:
+        raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
+    return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
+
+
+def check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
+    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
+    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
+    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
+        raise Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
+
+
+def _in_range(spec: Number, value: Any) -> float:
+    if not is_number(value):
+        raise Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
+    if not spec.low <= value <= spec.high:
+        raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
+    return float(value)
+
+
+def _checked_update(update: Any, model: StateDict) -> StateDict:
+    """The update with the model's own types; nothing of it is kept when any entry is wrong."""
+    expected = {key: value for key, value in model.items() if value.is_floating_point()}
+    if not isinstance(update, Mapping):
+        raise Refused("keys", f"expected {len(expected)} tensors, got {type(update).__name__}")
+    missing, extra = sorted(set(expected) - set(update)), sorted(map(str, set(update) - set(expected)))
+    if missing or extra:
+        what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
+        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
+    return {key: _checked_tensor(key, update[key], value) for key, value in expected.items()}
+
+
+def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
+    # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
+    value = materialized(value)
+    tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
+    if not isinstance(tensor, torch.Tensor):
+        raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
+    if tuple(tensor.shape) != tuple(like.shape):
+        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
+    if not tensor.is_floating_point():
+        raise Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
+    tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
+    if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
+        raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
+    if not all_finite(tensor) or not all_finite(like + tensor):
+        raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
+    return tensor
+
+
+def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, StateDict]:
+    """name -> {entry: tensor} of what parts declared; the whole answer is refused for any other."""
+    if isinstance(value, Mapping):
+        value = {name: materialized(tensor) for name, tensor in value.items()}
+    if wrong := wrong_tensors(value, slots):
+        raise Refused(wrong.code, f"tensor {wrong.name}: {wrong.why}" if wrong.name else f"tensors: {wrong.why}")
+    return nested({name: value[name].detach().cpu() for name in slots if name in value})
+
+
+def _check_difference(value: Any) -> None:
+    if value != "diff":
+        raise Refused("params_type", f"expected a difference, got {short(str(value))!r}")
+
+
+Check = Callable[[str, Any, Spec, Against], Any]
+CHECKS: Mapping[str, Check | None] = {
+    "round": None,  # ``check_tag`` has looked at it
+    "error": None,
+    "name": None,
+    "difference": lambda name, value, spec, at: _check_difference(value),
+    "update": lambda name, value, spec, at: _checked_update(value, at.model),
+    "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
+    "numbers": lambda name, value, spec, at: _checked_scalars(value, at.numbers, at.wanted),
+    "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),
+    "metrics": lambda name, value, spec, at: checked_metrics(value, at.metrics),
+    "seconds": lambda name, value, spec, at: checked_seconds(value),
+}
+"""Kind -> the check of a value, which returns it as it is accepted or raises ``Refused``; None: nothing to accept.
+
+A kind that is not here cannot be accepted.
+"""

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an audit log tells of a run, line after line, and whether checkpoint and model are what it tells of.
+
+A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
+from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
+A "report" line may stand anywhere behind: it holds the hashes of the report's files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.federation.audit import model_hash, state_hash
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model
+from fairflare.federation.state import Checkpoint, load_checkpoint
+
+Entry = Mapping[str, Any]
+FORMAT = 2
+"""Of the log; format 1 had none written down, and bound neither rule state nor reports."""
+REPORT = "report"
+COMPLETED = "completed"
+OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
+
+NUMBER = (int, float)
+NUMBERS = {str: NUMBER}
+COUNTS = {str: int}
+REJECTED = {str: {"code": str, "detail": str}}
+LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
+SHAPES: dict[str, dict[Any, Any]] = {
+    "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
+    "resume": {"from_round": int, "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
+    "round": {
+        "round": int,
+        "rounds": int,
+        "accepted": {str: {"n_examples": int, "scalars": NUMBERS, "metrics": NUMBERS}},
+        "rejected": REJECTED,
+        "weights": NUMBERS,
+        "notes": dict,
+        "site_seconds": {str: NUMBERS},
+        "test_sets": dict,
+        "seconds": NUMBERS,
+        **LEFT,
+    },
+    "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
+    "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
+    "finish": {"status": str, "reason": str, "model_sha256": str},
+    REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
+}
+"""Event -> what its line holds at least."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A federation between two rounds, as the log tells of it.
+
+    Attributes:
+        round: the last finished round, 0 before the first.
+        model: hash of the model.
+        state: hash of the rule's and the server optimizer's state and the gate's history.
+        declared: site -> the number of examples it declared.
+        entry: hash of the line that says so.
+    """
+
+    round: int
+    model: str
+    state: str
+    declared: Mapping[str, int]
+    entry: str
+
+
+@dataclass
+class RunHistory:
+    """What the lines of one log say together.
+
+    Attributes:
+        start: the first line.
+        standing: what the last finished round left.
+        before: what the round before it left, while the checkpoint of the last one may not have been written.
+        finish: the line that ended the run, empty while it goes on.
+        evaluated: whether the final model has been evaluated since the run last went on.
+        last: the last line but for reports.
+        reports: the lines that record a report, in their order.
+    """
+
+    start: Entry
+    standing: Standing
+    before: Standing | None = None
+    finish: Entry = field(default_factory=dict)
+    evaluated: bool = False
+    last: Entry = field(default_factory=dict)
+    reports: list[Entry] = field(default_factory=list)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the log says that the run came to its end."""
+        return self.finish.get("status") == COMPLETED
+
+
+def read_history(entries: Sequence[Entry]) -> RunHistory:
+    """Follow the lines of an unbroken chain from the first to the last.
+
+    Raises:
+        UserError: names the first line that cannot follow those before it.
+    """
+    if not entries:
+        raise UserError(f"{AUDIT}: is empty")
+    if entries[0].get("event") == "start" and "log_format" not in entries[0]:
+        raise UserError(OLD)
+    course: RunHistory | None = None
+    for number, entry in enumerate(entries, 1):
+        event = entry.get("event")
+        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (course is None):
+            raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
+        if wrong := _misfit(entry, SHAPES[event]):
+            raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
+        if course is None:
+            course = _started(entry)
+        elif event == REPORT:
+            course.reports.append(_checked_report(course, entry, number))
+        else:
+            _STEPS[event](course, entry, number)
+            course.last = entry
+    assert course is not None  # the first line of a log is its start
+    return course
+
+
+def events(entries: Sequence[Entry]) -> list[Entry]:
+    """What happened in the federation: all lines but those that record reports of it."""
+    return [entry for entry in entries if entry.get("event") != REPORT]
+
+
+def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the log's line of a round says of the checkpoint that is written after it."""
+    return {
+        "model_sha256": model_hash(checkpoint.model),
+        "state_sha256": memory_hash(checkpoint),
+        "declared": dict(checkpoint.declared),
+    }
+
+
+def memory_hash(checkpoint: Checkpoint) -> str:
+    """SHA-256 over what the server keeps beside the model: the rule's state and the gate's history of norms.
+
+    Where there are any, the server optimizer's state and the sites' own models too.
+    """
+    more = {"server": checkpoint.server, "models": checkpoint.models}
+    kept = {name: value for name, value in more.items() if value}
+    return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
+
+
+def read_standing(folder: Path, course: RunHistory) -> Checkpoint | None:
+    """The folder's checkpoint, which is the one that the log ends with; None before the first.
+
+    A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
+
+    Raises:
+        UserError: the checkpoint is missing, unreadable or another one.
+    """
+    allowed = [standing for standing in (course.standing, course.before) if standing is not None]
+    if not is_there(folder / CHECKPOINT):
+        if any(standing.round == 0 for standing in allowed):
+            return None
+        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {course.standing.round} finished rounds")
+    found = load_checkpoint(folder / CHECKPOINT)
+    logged = next((standing for standing in allowed if standing.round == found.round), None)
+    if logged is None:
+        raise UserError(f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {course.standing.round}")
+    for what, same in (
+        ("the model", logged.model == model_hash(found.model)),
+        ("the rule's or the gate's state", logged.state == memory_hash(found)),
+        ("the declared numbers of examples", _alike(logged.declared, found.declared)),
+        ("the log's line", logged.entry == found.entry),
+    ):
+        if not same:
+            raise UserError(f"{CHECKPOINT}: {what} is not what {AUDIT} says of round {found.round}")
+    return found
+
+
+def read_final(folder: Path, course: RunHistory) -> dict[str, Any] | None:
+    """The folder's ``model.pt``, which is the one that the log's end names; None when there is none.
+
+    Raises:
+        UserError: it is unreadable or another one, or the log has no end, which is written before the model.
+    """
+    if not is_there(folder / MODEL):
+        return None
+    if not course.finish:
+        raise UserError(f"{AUDIT}: the last entry is missing: {MODEL} is there, and the log does not say so")
+    model = read_model(folder / MODEL)
+    if model_hash(model) != course.finish["model_sha256"]:
+        raise UserError(f"{MODEL}: is not the model that {AUDIT} ends with")
+    return model
+
+
+def _started(entry: Entry) -> RunHistory:
+    if entry["log_format"] != FORMAT:
+        raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
+    return RunHistory(start=entry, standing=_standing(0, entry), last=entry)
+
+
+def _round(course: RunHistory, entry: Entry, number: int) -> None:
+    expected = course.standing.round + 1
+    if course.finish or course.evaluated or entry["round"] != expected or expected > course.start["rounds"]:
+        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
+    _keep_declared(course, entry, number)
+    course.before, course.standing = course.standing, _standing(expected, entry)
+
+
+def _round_failed(course: RunHistory, entry: Entry, number: int) -> None:
+    if course.finish or entry["round"] != course.standing.round + 1:
+        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
+    _same_model(course, entry, number)
+
+
+def _evaluation(course: RunHistory, entry: Entry, number: int) -> None:
+    if course.finish or course.evaluated or course.standing.round != course.start["rounds"]:
+        raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
+    _same_model(course, entry, number)
+    course.evaluated = True
+
+
+def _finish(course: RunHistory, entry: Entry, number: int) -> None:
+    if course.finish or (entry["status"] == COMPLETED and not course.evaluated):
+        raise UserError(f"{AUDIT}: line {number}: the run cannot end here, its rounds or its evaluation are missing")
+    before = course.before
+    if before is not None and entry["model_sha256"] == before.model:
+        # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
+        if course.standing.model != before.model:
+            course.standing, course.before = before, None
+    else:
+        _same_model(course, entry, number)
+    course.finish = entry
+
+
+def _resume(course: RunHistory, entry: Entry, number: int) -> None:
+    allowed = [s for s in (course.standing, course.before) if s is not None and s.round == entry["from_round"]]
+    if not allowed:
+        raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
+    if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
+        raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
+    course.standing = allowed[0]
+    _keep_declared(course, entry, number)
+    course.before, course.finish, course.evaluated = None, {}, False
+
+
+_STEPS = {
+    "round": _round,
+    "round_failed": _round_failed,
+    "evaluation": _evaluation,
+    "finish": _finish,
+    "resume": _resume,
+}
+
+
+def _checked_report(course: RunHistory, entry: Entry, number: int) -> Entry:
+    known = [s.model for s in (course.standing, course.before) if s is not None]
+    if entry["of"] != course.last["hash"] or entry["model_sha256"] not in known:
+        raise UserError(f"{AUDIT}: line {number}: records a report of something else")
+    return entry
+
+
+def _standing(round: int, entry: Entry) -> Standing:
+    return Standing(round, entry["model_sha256"], entry["state_sha256"], entry["declared"], entry["hash"])
+
+
+def _same_model(course: RunHistory, entry: Entry, number: int) -> None:
+    if entry["model_sha256"] != course.standing.model:
+        raise UserError(f"{AUDIT}: line {number}: names another model than the round before left")
+    course.before = None
+
+
+def _keep_declared(course: RunHistory, entry: Entry, number: int) -> None:
+    """The first word counts: a site's number of examples never changes."""
+    now, before = entry["declared"], course.standing.declared
+    if not _alike({site: now.get(site) for site in before}, before):
+        raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal as JSON, where 1, 1.0 and true differ."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _misfit(value: Any, shape: Any, name: str = "") -> str:
+    """The first name under which ``value`` lacks what ``shape`` asks for; empty when there is none.
+
+    A shape is a type or several; [shape] a list of such values, {str: shape} a mapping of them; {name: shape, ...} what
+    it holds at least.
+    """
+    if isinstance(shape, list):
+        return "" if isinstance(value, list) and not any(_misfit(item, shape[0], name) for item in value) else name
+    if not isinstance(shape, dict):
+        return "" if isinstance(value, shape) and not isinstance(value, bool) else name
+    if not isinstance(value, dict):
+        return name
+    wanted = {key: shape[str] for key in value} if str in shape else shape
+    return next((wrong for key in wanted if (wrong := _misfit(value.get(key), wanted[key], str(key)[:40]))), "")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One writer per folder: a lock of the operating system's, which ends with its process however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from fairflare.core.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]  # absent on this system
+try:
+    import msvcrt
+except ImportError:  # not Windows
+    msvcrt = None  # type: ignore[assignment]  # absent on this system
+
+LOCK = ".fairflare.lock"
+"""The lock of the command that works in a folder. A file of this name that nobody holds says nothing."""
+SERVER_LOCK = ".server.lock"
+"""The lock of the server's process in a federation's folder, which in the simulator is the command's as well."""
+POLL = 0.2
+
+
+class Busy(UserError):
+    """Somebody else holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[None]:
+    """Within: no other process holds the lock ``name`` of ``folder``, which exists. The file goes with the lock.
+
+    Raises:
+        Busy: another holds it, after ``wait`` seconds still.
+        UserError: no lock can be put there.
+    """
+    path, until = folder / name, time.monotonic() + wait
+    while (file := _try(path)) is None:
+        if time.monotonic() > until:
+            raise Busy(f"{folder}: another command is at work there{_holder(path)}; wait until it has ended")
+        time.sleep(POLL)
+    try:
+        yield
+    finally:
+        # While it is still held, so that it is nobody else's; Windows keeps the file until it is closed.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        file.close()
+        if os.name == "nt":
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _try(path: Path) -> BinaryIO | None:
+    """The locked file, or None while somebody else has it."""
+    while True:
+        try:
+            # Not through a link, which could stand for a file that is not ours; not inherited by child processes;
+            # not waiting for the other end of a pipe.
+            flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+        except OSError as error:
+            raise UserError(f"{path.parent}: cannot be locked ({error.strerror})") from None
+        try:
+            _refuse_other_file(path, descriptor)
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            _lock(descriptor)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            return None
+        if _same(path, descriptor):
+            try:
+                _refuse_other_file(path, descriptor)  # it may have got a second name since
+            except UserError:
+                file.close()
+                raise
+            file.truncate()
+            file.write(b" %d" % os.getpid())
+            return file
+        file.close()  # its holder before has removed it: the next attempt makes a new one
+
+
+def _refuse_other_file(path: Path, descriptor: int) -> None:
+    """Raise UserError unless this is a regular file of one name, so that writing to it changes no other file."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        raise UserError(f"{path.parent}: cannot be locked: {path.name} is not a regular file")
+    if about.st_nlink > 1:  # 0: its holder has just removed it
+        raise UserError(f"{path.parent}: cannot be locked: {path.name} is a hard link to another file")
+
+
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return
+    elif msvcrt is not None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # the first byte: the pid behind it can be read
+
+
+def _same(path: Path, descriptor: int) -> bool:
+    """Whether the file that was locked is still the one in the folder: its holder before may have removed it."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        file.seek(1)
+        return f" (process {int(file.read(20))})"
+    return ""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large an update is, by kind of entry, and how large it may be beside the others, the model and its own past."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fairflare.core.types import StateDict
+
+PARAMETERS, MEANS, VARIANCES, BUFFERS = "parameters", "running means", "running variances", "other buffers"
+Norms = dict[str, float]
+"""Kind -> size; see ``norms_of``."""
+History = Mapping[str, Mapping[str, list[float]]]
+"""Site -> kind -> the sizes of its last accepted updates, oldest first."""
+
+SUM = ""
+"""In place of a site: the sum of a round with secure sums."""
+
+RATIO = 100.0
+"""Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/security.md."""
+REMEMBERED = 5
+ENOUGH = 2
+"""Accepted rounds of a site before its own past binds it."""
+USUAL = 0.1
+"""Root mean square of an entry of an untrained model: a model of zeros has a scale too."""
+LEAST = {PARAMETERS: 0.01, MEANS: 1.0, VARIANCES: 1.0, BUFFERS: 0.01}
+"""Share of the model's scale up to which the round's median and the site's own past bind nobody."""
+FREEDOM = {PARAMETERS: 1.0, MEANS: 1e4, VARIANCES: 1e4, BUFFERS: 1e4}
+"""Statistics start at 0 and 1 whatever the units of the data: the absolute bound leaves them this much more room."""
+
+
+def without_negative_variances(model: StateDict) -> StateDict:
+    """``model`` with running variances of at least 0: differences that leave a rounding error below it are accepted."""
+    return {k: v.clamp(min=0) if k.endswith("running_var") and bool((v < 0).any()) else v for k, v in model.items()}
+
+
+def kind_of(key: str, trainable: frozenset[str]) -> str:
+    """The kind of a floating-point entry of the model."""
+    if key in trainable:
+        return PARAMETERS
+    return {"running_mean": MEANS, "running_var": VARIANCES}.get(key.rpartition(".")[2], BUFFERS)
+
+
+def norms_of(update: StateDict, trainable: frozenset[str]) -> Norms:
+    """Kind -> L2 norm of the update's entries of that kind; of variances its root, in the units of the means."""
+    parts: dict[str, list[float]] = {}
+    for key, value in update.items():
+        norm = float(torch.linalg.vector_norm(value.double())) if value.numel() else 0.0
+        parts.setdefault(kind_of(key, trainable), []).append(norm)
+    found = {kind: math.hypot(*norms) for kind, norms in parts.items()}
+    return {kind: math.sqrt(norm) if kind == VARIANCES else norm for kind, norm in found.items()}
+
+
+def scales_of(model: StateDict, trainable: frozenset[str]) -> Norms:
+    """Kind -> how large the received model is there, on the scale of ``norms_of``; above 0.
+
+    Means are measured by the spread of what they are means of, so that a mean of 0 has a scale too.
+    """
+    entries = {key: value for key, value in model.items() if value.is_floating_point()}
+    scales = norms_of(entries, trainable)
+    sizes: dict[str, int] = {}
+    for key, value in entries.items():
+        sizes[kind_of(key, trainable)] = sizes.get(kind_of(key, trainable), 0) + value.numel()
+    if MEANS in scales:
+        spread = [
+            float(v.double().clamp(min=0).sum()) for k, v in entries.items() if kind_of(k, trainable) == VARIANCES
+        ]
+        scales[MEANS] = math.hypot(scales[MEANS], math.sqrt(sum(spread)))
+    usual = {kind: USUAL * math.sqrt(n) for kind, n in sizes.items()}
+    if VARIANCES in usual:
+        usual[VARIANCES] = math.sqrt(USUAL * usual[VARIANCES])
+    return {kind: max(scale, usual[kind]) for kind, scale in scales.items()}
+
+
+def too_large(
+    norms: Mapping[str, Norms], scales: Norms, ratio: float, history: History | None = None
+) -> dict[str, str]:
+    """Site -> what is too large about its update, in words that end a sentence; sites not named are in bounds.
+
+    An update is refused when a kind of its entries is larger than
+
+    * ``ratio`` times the median of the round's updates (three or more), as soon as that is a size that matters;
+    * ``ratio`` times the lower median of the others' updates, so that two sites judge each other and two that conspire
+      do not outvote a third: unless it is no larger than the model itself, so that a site with a tiny update cannot
+      have the others refused;
+    * ``ratio`` times the median of the site's own last accepted updates;
+    * ``ratio`` times the model itself (statistics of the data: 10,000 times that).
+
+    Args:
+        norms: site -> ``norms_of`` its update; updates that are zero altogether are compared with nothing.
+        scales: of the model that was sent.
+        ratio: above 1.
+        history: see ``History``.
+    """
+    pool = {site: sizes for site, sizes in norms.items() if any(sizes.values())}
+    found: dict[str, str] = {}
+    for site, sizes in pool.items():
+        past = (history or {}).get(site, {})
+        for kind, size in sizes.items():
+            others = sorted(other[kind] for name, other in pool.items() if name != site)
+            bounds = _bounds(kind, [*others, size], others, list(past.get(kind, ())), scales[kind], ratio)
+            bound, why = min(bounds)
+            if not size <= bound:
+                found[site] = f"{kind}: expected a norm of at most {bound:.3g}, {why}, got {size:.3g}"
+                break
+    return found
+
+
+def _bounds(
+    kind: str, everyone: list[float], others: list[float], past: list[float], scale: float, ratio: float
+) -> list[tuple[float, str]]:
+    always = LEAST[kind] * scale
+    bounds = [(ratio * FREEDOM[kind] * scale, "by the size of the model")]
+    if len(everyone) >= 3:
+        bounds.append((max(ratio * statistics.median(everyone), always), f"{ratio:g} x the round's median"))
+    if others:
+        usual = others[(len(others) - 1) // 2]
+        bounds.append((max(ratio * usual, scale), f"{ratio:g} x the other sites'"))
+    if len(past) >= ENOUGH:
+        bounds.append((max(ratio * statistics.median(past), always), f"{ratio:g} x its own rounds before"))
+    return bounds
+
+
+def remembered(history: History, norms: Mapping[str, Norms]) -> dict[str, dict[str, list[float]]]:
+    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out."""
+    kept: dict[str, dict[str, list[float]]] = {site: dict(kinds) for site, kinds in history.items()}
+    for site, sizes in norms.items():
+        if any(sizes.values()):
+            before: Mapping[str, Any] = kept.get(site, {})
+            kept[site] = {kind: [*before.get(kind, ()), size][-REMEMBERED:] for kind, size in sizes.items()}
+    return kept

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's own rules for jobs, ``local/fairflare_policy.yaml``: what it takes part in. No job can read or change it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare.build.config import RunConfig
+from fairflare.core.errors import UserError
+from fairflare.privacy.secure_sum.schemes import NONE
+
+FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
+HERE = "this site's policy file"
+"""What a submitter reads in place of its path."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What a site allows; without a file, whatever FLARE's own policies do.
+
+    Attributes:
+        allow_code: False refuses jobs that bring code, whoever submits them.
+        methods: ids of the methods; None: all.
+        tasks: names of the tasks; None: all.
+        max_rounds: the most rounds of a job; None: any number.
+        min_count: the least ``min_count`` of a job; None: any.
+        secure_sum: True takes jobs with secure sums only.
+        names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
+        classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
+    """
+
+    allow_code: bool = True
+    methods: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+    max_rounds: int | None = None
+    min_count: int | None = None
+    secure_sum: bool = False
+    names: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
+
+    def check(self, config: RunConfig) -> None:
+        """Raise UserError, which says what this site expects, unless ``config`` keeps to it."""
+        for key, chosen, allowed in (("method", config.method, self.methods), ("task", config.task, self.tasks)):
+            if allowed is not None and chosen not in allowed:
+                raise UserError(f"{key}: expected one of {', '.join(allowed)}, got {chosen!r}")
+        rounds, count = config.training.get("rounds"), config.min_count
+        if self.max_rounds is not None and not (type(rounds) is int and rounds <= self.max_rounds):
+            raise UserError(f"rounds: expected at most {self.max_rounds}, got {rounds!r}")
+        if self.min_count is not None and count is not None and not (type(count) is int and count >= self.min_count):
+            raise UserError(f"min_count: expected at least {self.min_count}, got {count!r}")
+        if self.secure_sum and config.secure_sum == NONE:
+            raise UserError("secure_sum: expected masks or ckks, got none")
+
+
+def read_policy(local: Path, name: str = "") -> Policy:
+    """The rules in ``local``: in the file ``name``, which must be there, or in the first of ``FILES``, if any.
+
+    Raises:
+        UserError: the file is missing, not a mapping, or has an unknown key or a value of another kind.
+    """
+    import yaml
+
+    found = [local / name] if name else [local / file for file in FILES if os.path.lexists(local / file)]
+    if not found:
+        return Policy()
+    try:
+        content = yaml.safe_load(found[0].read_text(encoding="utf-8"))  # JSON is YAML too
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{HERE} cannot be read ({type(error).__name__}); its administrator has to mend it") from None
+    if len(found) > 1 or not isinstance(content, dict):
+        raise UserError(f"{HERE}: expected one file with keys and values")
+    return Policy(**_checked(content))
+
+
+def _checked(content: Mapping[Any, Any]) -> dict[str, Any]:
+    taken: dict[str, Any] = {}
+    known = [field.name for field in dataclasses.fields(Policy)]
+    for key, value in content.items():
+        if key not in known:
+            raise UserError(f"{HERE}: unknown key {str(key)[:40]!r}; known: {', '.join(known)}")
+        if key in ("allow_code", "secure_sum"):
+            fits, expected = type(value) is bool, "true or false"
+        elif key in ("max_rounds", "min_count"):
+            fits, expected = type(value) is int and value >= 0, "a whole number"
+        else:
+            fits, expected = isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of names"
+            value = tuple(value) if fits else value
+        if not fits:
+            raise UserError(f"{HERE}: {key}: expected {expected}")
+        taken[key] = value
+    return taken

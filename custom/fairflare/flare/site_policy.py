@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's veto: FLARE asks it about every job before anything of the job is built or run.
+
+In the site's ``local/resources.json``:
+
+    "app_validator": {"path": "fairflare.flare.site_policy.SitePolicy", "args": {}}
+
+It runs in the client's long-lived process, which has this package installed or in ``local/custom``, and only reads: no
+file of the job is imported. What cannot be read is refused. FLARE sends the reason to whoever submitted the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_validation import AppValidator
+
+from fairflare.build.config import RunConfig
+from fairflare.clinic import monai_networks
+from fairflare.clinic.own_network import class_path
+from fairflare.core import registry
+from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.user_code import check_name
+from fairflare.flare.policy_file import Policy, read_policy
+
+EXECUTOR = "fairflare.flare.executor.FairExecutor"
+EGRESS = "fairflare.flare.egress.EgressFilter"
+FILTERS = (
+    "nvflare.app_common.filters.exclude_vars.ExcludeVars",
+    "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy",
+    "nvflare.app_common.filters.svt_privacy.SVTPrivacy",
+)
+"""What else a job may have. FLARE's own list is too long: its ``JobLogStreamer`` sends any file of the job's folder at
+the site to the server, the texts among them that stay there, and its events pass no filter."""
+CLIENT = "config_fed_client"
+"""FLARE takes the first file of this name that it finds in the app, in any of several formats."""
+LARGEST = 2**20
+"""Bytes of a site's configuration in a job."""
+LONGEST = 400
+"""Characters of a reason."""
+TOP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""A top-level key: others make variables that FLARE puts into the configuration after it was checked."""
+OUT = (None, "out", "inout")
+PATHS = ("path", "class_path", "name")
+"""Keys by which FLARE finds a component's class."""
+
+log = logging.getLogger(__name__)
+
+
+class SitePolicy(AppValidator):
+    """Accepts FairFLARE jobs that keep to this site's rules; refuses all others, and all other jobs.
+
+    Checked are the whole configuration, the classes, networks and functions that it names, that everything leaves
+    through ``EgressFilter``, and what the site's own ``fairflare_policy.yaml`` says, see ``policy_file``.
+    """
+
+    def __init__(self, policy: str = "") -> None:
+        """
+        Args:
+            policy: name of a policy file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml``
+                if there is one.
+        """
+        self.policy = policy
+        registry.methods()  # imported now: FLARE's server waits ten seconds for a site's answer to a job
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """The reason why the job in ``app_folder`` is refused, in one line without paths; empty: it may run."""
+        app = Path(app_folder).resolve()
+        try:
+            self._check(app)
+        except FairFlareError as error:
+            reason = " ".join(str(error).replace(str(app.parents[1]), "...").split())[:LONGEST]
+        except Exception as error:  # whatever cannot be checked does not run
+            log.warning("a job cannot be checked: %s", type(error).__name__)
+            reason = f"the job's configuration cannot be read ({type(error).__name__})"
+        else:
+            return "", {}
+        return f"refused by this site's policy: {reason}", {}
+
+    def _check(self, app: Path) -> None:
+        local = app.parents[1] / "local"
+        if not local.is_dir():
+            raise UserError("this site's folder local/ was not found")
+        policy = read_policy(local, self.policy)
+        brings_code = (app / "custom").exists()
+        if brings_code and not policy.allow_code:
+            raise UserError("the job brings code (app/custom); this site takes jobs without code only")
+        content = _read_job(app)
+        executor, tasks_of = _executor(content)
+        _check_filters(content, executor, tasks_of)
+        _check_classes(content, executor, policy, brings_code)
+        homes = [local / "custom", *([app / "custom"] if brings_code else [])]
+        check_config(executor, policy, homes)
+
+
+def _read_job(app: Path) -> Mapping[str, Any]:
+    """The site's configuration in the job, with nothing in it that FLARE would replace later."""
+    found = [path for path in app.rglob(f"{CLIENT}.*")]
+    if found != [app / "config" / f"{CLIENT}.json"] or found[0].is_symlink() or not found[0].is_file():
+        raise UserError(f"expected one {CLIENT}.json, in config/")
+    if found[0].stat().st_size > LARGEST:
+        raise UserError(f"{CLIENT}.json: expected at most {LARGEST} bytes")
+    content = json.loads(found[0].read_bytes(), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    _expect(isinstance(content, dict), CLIENT, "an object", content)
+    for key, value in content.items():
+        _expect(TOP.fullmatch(key) is not None, CLIENT, "plain names as keys", key)
+        for text in _strings(value):
+            network = text.startswith('{"') and class_path(text)
+            _expect(network or not {"{", "}"} & set(text), CLIENT, "no variables", text)
+    return content
+
+
+def _executor(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The configuration that the one executor gets, and the tasks that it does."""
+    executors = _as_list("executors", content.get("executors"))
+    _expect(len(executors) == 1, "executors", f"one, {EXECUTOR}", len(executors))
+    entry = _as_object("executors", executors[0])
+    component = _as_object("executor", entry.get("executor"))
+    config = _config_of(component, EXECUTOR, "executor")
+    names = _as_list("executors: tasks", entry.get("tasks"))
+    _expect(all(isinstance(n, str) and "*" not in n for n in names), "executors: tasks", "names of tasks", names)
+    return config, names
+
+
+def _check_filters(content: Mapping[str, Any], config: dict[str, Any], names: list[str]) -> None:
+    """Raise unless every task's answer passes the egress filter last, with the executor's own configuration."""
+    last: dict[str, list[Any]] = {name: [] for name in names}
+    for entry in _as_list("task_result_filters", content.get("task_result_filters")):
+        chain = _as_object("task_result_filters", entry)
+        filters = _as_list("task_result_filters: filters", chain.get("filters"))
+        covered = _as_list("task_result_filters: tasks", chain.get("tasks"))
+        if chain.get("direction") in OUT:
+            for name in {name for name in covered if name in last}:
+                last[name].append(filters[-1])
+    for name, found in last.items():
+        _expect(len(found) == 1, f"task_result_filters: {name}", f"one chain that ends with {EGRESS}", len(found))
+        given = _config_of(_as_object("task_result_filters", found[0]), EGRESS, f"task_result_filters: {name}: last")
+        _expect(given == config, f"task_result_filters: {name}", "the executor's configuration", "another")
+
+
+def _config_of(component: dict[str, Any], expected: str, where: str) -> dict[str, Any]:
+    """The argument ``config`` of a component that is of the class ``expected`` and says nothing else."""
+    _expect(component.get("path") == expected, where, expected, component.get("path"))
+    _expect(set(component) <= {"id", "path", "args"}, where, "id, path and args", sorted(component))
+    args = _as_object(where, component.get("args"))
+    _expect(set(args) == {"config"}, f"{where}: args", "config alone", sorted(args))
+    return _as_object(f"{where}: config", args["config"])
+
+
+def _check_classes(content: Mapping[str, Any], config: dict[str, Any], policy: Policy, brings_code: bool) -> None:
+    """Raise when a component is none of ours, of ``FILTERS`` or the site's, unless code is let in anyway."""
+    allowed = {EXECUTOR, EGRESS, *FILTERS, *policy.classes}
+    for component in _components(content):
+        path, *others = (component[key] for key in PATHS if key in component)
+        if not brings_code:
+            _expect(not others and path in allowed, "components", "classes that this site allows", path)
+            _expect("path" in component, "components", "path", component)
+        if path in (EXECUTOR, EGRESS):
+            _expect(_config_of(component, path, path) == config, path, "the executor's configuration", "another")
+
+
+def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every object that FLARE could build, but for the run's own configuration."""
+    found: list[Any] = [content]
+    while found:
+        value = found.pop()
+        if isinstance(value, list):
+            found.extend(value)
+        elif isinstance(value, dict):
+            if set(PATHS) & set(value):
+                yield value
+            if value.get("path") not in (EXECUTOR, EGRESS):
+                found.extend(value.values())
+
+
+def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) -> None:
+    """Raise UserError unless the run ``content`` is one that this site takes part in.
+
+    Args:
+        content: a ``RunConfig`` as JSON.
+        policy: the site's rules.
+        homes: folders whose modules the run may name.
+    """
+    known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
+    _expect(set(content) <= known, "config", f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
+    config = RunConfig.from_json(content)
+    options = config.options
+    for key in ("datalists", "pretrained_weights"):
+        _expect(not options.get(key), f"options: {key}", "none, for no job names a path at a site", "one")
+    for key, name in _names(options):
+        _check_home(key, name, policy, homes)
+    policy.check(config)
+
+
+def _names(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options that name a class or function outside MONAI; ``tasks.load`` has checked how they are written."""
+    if name := options.get("build_data"):
+        yield "build_data", str(name)
+    if (name := class_path(str(options.get("model", "")))) and not monai_networks.is_listed(name):
+        yield "model", name
+
+
+def _check_home(key: str, name: str, policy: Policy, homes: list[Path]) -> None:
+    """Raise unless a file or package of the site, or of a job whose code is let in, holds the module of ``name``."""
+    top = check_name(name, key)
+    there = any((home / f"{top}.py").is_file() or (home / top / "__init__.py").is_file() for home in homes)
+    _expect(there, key, "a name in the site's local/custom or in code that the job brings", name)
+    _expect(policy.names is None or name in policy.names, key, "a name that this site's policy lists", name)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text below ``value``, keys included."""
+    found = [value]
+    while found:
+        value = found.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            found.extend([*value, *value.values()])
+        elif isinstance(value, list):
+            found.extend(value)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _expect(len({key for key, _ in pairs}) == len(pairs), CLIENT, "each key once", sorted(key for key, _ in pairs))
+    return dict(pairs)
+
+
+def _refuse_constant(text: str) -> None:
+    raise UserError(f"{CLIENT}: expected finite numbers, got {text}")
+
+
+def _as_list(where: str, value: Any) -> list[Any]:
+    _expect(isinstance(value, list) and value, where, "a list", value)
+    return value
+
+
+def _as_object(where: str, value: Any) -> dict[str, Any]:
+    _expect(isinstance(value, dict), where, "an object", value)
+    return value
+
+
+def _expect(holds: object, where: str, expected: str, got: object) -> None:
+    if not holds:
+        text = repr(got)
+        raise UserError(f"{where}: expected {expected}, got {text if len(text) <= 80 else text[:77] + '...'}")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's experiment tracking at the server: the receivers that a job brings (TensorBoard, MLflow) hear of every round.
+
+Sites send no events: FLARE's go past every filter. What receivers get here are the numbers of answers that the egress
+of a site let pass and the gate accepted, as if the site had sent them: a job with tracking learns no more than one
+without, and with secure sums nothing of what the sums hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import EventScope, FedEventHeader, FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
+
+LOSSES = ("loss", "train_loss")
+
+
+class Tracking:
+    """An observer of the round loop: of each accepted site metrics, probe numbers (``probe_<name>``) and weight."""
+
+    def __init__(self, engine: Any, method: str) -> None:
+        """``engine``: FLARE's, of the server's job; ``method``: its id, for FLARE's records."""
+        self._engine, self._method = engine, method
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """Tell the receivers of one round; other entries are not for plots."""
+        if entry["event"] != "round":
+            return
+        for site, reply in entry["accepted"].items():
+            numbers = {**reply["metrics"], **{f"probe_{name}": value for name, value in reply["scalars"].items()}}
+            if site in entry["weights"]:
+                numbers["weight"] = entry["weights"][site]
+            for name, value in numbers.items():
+                self._fire(site, name, value, entry["round"])
+        self._record(entry)
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        """One line of FLARE's ``round_metrics.jsonl``, which comes with ``nvflare job download``."""
+        sites = [
+            {"name": site, "metrics": dict(reply["metrics"]), "weight": entry["weights"].get(site)}
+            for site, reply in entry["accepted"].items()
+        ]
+        about = {
+            "metric_source": "fairflare",
+            "aggregation": {"method": self._method},
+            "sites": sites,
+            # FLARE would write down what sites sent before the gate has looked at it.
+            "use_contribution_sites": False,
+        }
+        result = FLModel(
+            metrics=_over_sites([reply["metrics"] for reply in entry["accepted"].values()]),
+            current_round=entry["round"],
+            meta={AppConstants.METRICS_AGGREGATION_INFO: about},
+        )
+        with self._engine.new_context() as context:
+            context.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)
+            context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.LOCAL, private=True, sticky=False)
+            self._engine.fire_event(AppEventType.AFTER_AGGREGATION, context)
+
+    def _fire(self, site: str, name: str, value: float, step: int) -> None:
+        data = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step).to_shareable()
+        data.set_peer_props({ReservedKey.IDENTITY_NAME: site})
+        # An event that goes "out" would be sent on to all sites.
+        data.set_header(FedEventHeader.DIRECTION, "in")
+        with self._engine.new_context() as context:
+            context.set_prop(FLContextKey.EVENT_DATA, data, private=True, sticky=False)
+            context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.FEDERATION, private=True, sticky=False)
+            self._engine.fire_event(FED_EVENT_PREFIX + ANALYTIC_EVENT_TYPE, context)
+
+
+def _over_sites(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean over the sites and worst site of every metric that they all report; of losses the worst is the largest."""
+    names = sorted(set.intersection(*(set(one) for one in metrics)))
+    values = {name: [one[name] for one in metrics] for name in names}
+    means = {f"mean_{name}": sum(found) / len(found) for name, found in values.items()}
+    return means | {f"worst_{name}": (max if name in LOSSES else min)(found) for name, found in values.items()}
+
+
+def tell_receivers_here(source: FLComponent, metrics: Mapping[str, float], step: int, fl_ctx: FLContext) -> None:
+    """The metrics of one answer for receivers at the site itself, in its own folder; nothing is sent."""
+    for name, value in metrics.items():
+        dxo = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step)
+        send_analytic_dxo(source, dxo, fl_ctx)

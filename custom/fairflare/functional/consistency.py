@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How steadily each site has moved each parameter in one direction, kept in two bytes per site and parameter.
+
+Work goes in blocks that stay in cache. NumPy does it because its comparisons, unlike torch's on a CPU, use vector
+instructions: deciding a block costs about as much as reading it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.types import Reply
+
+COUNTER = torch.int16
+MOST_ROUNDS = torch.iinfo(COUNTER).max
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """The counters of all sites, and with them this round's masks.
+
+    Attributes:
+        history: site -> key -> int16 (entries,), the rounds in which the update went the counted way.
+        rounds: site -> rounds counted before this one.
+        tau: least share of rounds in an update's direction for it to be kept.
+        reference: False: a non-negative update is counted, this round included, and kept from tau on (the paper).
+            True: an update that is negative or zero is counted, this round not included, and kept above tau; whatever
+            a site sends first is kept (the authors' code).
+    """
+
+    history: Mapping[str, Mapping[str, Tensor]]
+    rounds: Mapping[str, int]
+    tau: float
+    reference: bool
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], state: Mapping[str, Any], tau: float, reference: bool) -> Consistency:
+        """The counters of ``state``, zeros for sites that are here for the first time."""
+        keys = [key for key in replies[0].update if reference or key in replies[0].trainable]
+        history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
+        for reply in replies:
+            if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
+                raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
+            sizes = {key: reply.update[key].numel() for key in keys}
+            history.setdefault(reply.site, {key: torch.zeros(n, dtype=COUNTER) for key, n in sizes.items()})
+        return cls(history, rounds, tau, reference)
+
+    def after(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """What the next round needs."""
+        here = {reply.site for reply in replies}
+        rounds = {site: n + (site in here) for site, n in self.rounds.items()}
+        return {"history": dict(self.history), "rounds": rounds}
+
+    def masks(self, site: str, key: str) -> bool:
+        """Whether this entry is masked at all: the paper leaves buffers alone."""
+        return key in self.history[site]
+
+    def keep(self, site: str, key: str, block: slice, update: np.ndarray, *, count: bool) -> np.ndarray:
+        """bool (B,): where ``update`` is consistent.
+
+        Args:
+            site: whose update it is.
+            key: the entry.
+            block: the positions.
+            update: the update there.
+            count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
+        """
+        counter = self.history[site][key].numpy()[block]
+        counted = update <= 0 if self.reference else update >= 0
+        if count and not self.reference:
+            np.add(counter, counted, out=counter, casting="unsafe")
+        seen = self.rounds[site] + (0 if self.reference else 1)
+        least = least_count(seen, self.tau, strict=self.reference) if seen else 0
+        # l >= tau where the update goes the counted way, 1 - l >= tau where it does not.
+        kept, steady = counter <= seen - least, counter >= least
+        steady ^= kept
+        steady &= counted
+        kept ^= steady
+        if count and self.reference:
+            np.add(counter, counted, out=counter, casting="unsafe")
+        return kept
+
+
+def least_count(seen: int, tau: float, *, strict: bool) -> int:
+    """The smallest count c with c / seen >= tau (> tau when ``strict``)."""
+    least = max(math.floor(tau * seen) - 1, 0)
+    while least / seen < tau or (strict and least / seen <= tau):
+        least += 1
+    return least

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The features in front of a network's last layer, and their means per class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def features_of(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what enters the network's last linear layer: float32 (N, D), one tensor for every forward pass.
+
+    Raises:
+        ValueError: the network has no linear layer.
+    """
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError("expected a network with a linear layer, got none")
+    found: list[Tensor] = []
+    hook = layers[-1].register_forward_pre_hook(lambda layer, inputs: found.append(inputs[0].float()))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def class_means(features: Tensor, targets: Tensor) -> dict[int, Tensor]:
+    """Class -> mean (D,) of the features (N, D) of its examples, for every class among ``targets`` (N,)."""
+    return {label: features[targets == label].mean(0) for label in torch.unique(targets).tolist()}
+
+
+def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) -> Tensor:
+    """Mean squared difference between features (N, D) and the means (D,) of their classes.
+
+    Examples of a class that ``means`` lacks count as lying on their class's mean.
+    """
+    goal = features.detach().clone()
+    for label, mean in means.items():
+        goal[targets == label] = mean.to(goal)
+    return nn.functional.mse_loss(features, goal)

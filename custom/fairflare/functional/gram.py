@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directions of the sites' updates compared through one K x K matrix of inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fairflare.core.types import Reply
+from fairflare.functional.blocks import blocks_of
+
+BLOCK = 1 << 13
+"""Positions compared at once: with 20 sites 0.65 MB of float32."""
+NOISE = 1e-6
+"""Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
+
+
+def gram(replies: Sequence[Reply]) -> np.ndarray:
+    """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
+    total = np.zeros((len(replies), len(replies)))
+    stacked = np.empty((len(replies), BLOCK), dtype=np.float32)
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, BLOCK):
+            block = np.stack(updates, out=stacked[:, : len(updates[0])] if updates[0].dtype == np.float32 else None)
+            # NumPy sees that both factors are one array and computes half of the products.
+            with np.errstate(over="ignore", invalid="ignore"):
+                products = block @ block.T
+            if not np.isfinite(products).all():
+                products = block.astype(np.float64) @ block.astype(np.float64).T
+            total += products
+    return total
+
+
+def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
+    """Site -> 1 - cos(u_i, sum of the others' p_j u_j), in [0, 2].
+
+    FedCE's cosine term (Jiang et al., CVPR 2023, https://arxiv.org/abs/2303.16520, Eq. 2 and 3). A zero update
+    brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
+
+    Args:
+        replies: K of them.
+        prior: site -> p_j >= 0; its scale does not matter.
+        of_nothing: what a zero update counts as (1 in FLARE's code).
+    """
+    products = gram(replies)
+    p = np.array([prior[r.site] for r in replies])
+    found = {}
+    for i, reply in enumerate(replies):
+        others = p.copy()
+        others[i] = 0.0
+        own, rest = float(products[i, i]), float(others @ products @ others)
+        if own <= 0:
+            found[reply.site] = of_nothing
+            continue
+        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
+        distance = 1.0 - min(max(cosine, -1.0), 1.0)
+        found[reply.site] = distance if distance > NOISE else 0.0
+    return found

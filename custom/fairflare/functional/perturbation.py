@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weight perturbation of sharpness-aware methods: its radius, the ascent step and BatchNorm's part in it.
+
+Foret et al., "Sharpness-Aware Minimization", ICLR 2021, https://arxiv.org/abs/2010.01412, Eq. 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.types import Round
+
+TINY = 1e-12
+"""Added to gradient norms, so that a zero gradient perturbs nothing."""
+
+
+def rho_at(round: Round, rho_max: float, rho_tau: float) -> float:
+    """rho(t) = rho_max (t / T)^tau (FedISM+, arXiv:2503.09587); tau = 0 is constant, as in FedISM."""
+    return float(rho_max * (round.number / round.total) ** rho_tau)
+
+
+def global_norm(tensors: Sequence[Tensor]) -> float:
+    """The L2 norm of all entries together."""
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
+
+
+@contextmanager
+def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, norm: float) -> Iterator[None]:
+    """Within: w + rho g / (||g||_2 + 1e-12). Left: the same vector subtracted again, whatever happened within.
+
+    No copy of the weights is made; leaving restores them to within one rounding. A gradient that is not finite perturbs
+    nothing.
+    """
+    scale = rho / (norm + TINY) if math.isfinite(norm) else 0.0
+    if not scale:
+        yield
+        return
+    with torch.no_grad():
+        torch._foreach_add_(list(parameters), list(gradients), alpha=scale)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_sub_(list(parameters), list(gradients), alpha=scale)
+
+
+@contextmanager
+def frozen_running_statistics(network: nn.Module) -> Iterator[None]:
+    """Within: BatchNorm in train mode leaves its running statistics alone (momentum 0)."""
+    layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta):
+            layer.momentum = momentum

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods: declarations that name their parts, one file per family."""

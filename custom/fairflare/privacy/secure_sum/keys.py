@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that every two sites share and nobody else can compute, the server that passes them on included.
+
+X25519 for the shared secret, HKDF-SHA256 for a key per round, attempt, purpose and pair, ChaCha20 for as many bytes as
+are asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterator
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, SumOrder, SumRefused
+
+KEY = re.compile(r"[0-9a-f]{64}")
+TAG = 16
+"""Bytes that authenticate a message to one other site."""
+PROOF = ("key", "certificate", "signature")
+"""What a statement may hold."""
+
+
+class PairwiseKeys:
+    """One site's key pair, new with every job, and what follows from it with every other site's.
+
+    Args:
+        site: its name.
+        context: names the run; streams of two runs have nothing in common.
+        identity: signs this site's key and checks the others'.
+    """
+
+    def __init__(self, site: str, context: str, identity: Identity | None = None) -> None:
+        self.site = site
+        self._context, self._identity = context, identity or NoIdentity()
+        self._key = X25519PrivateKey.generate()
+        self._public = self._key.public_key().public_bytes_raw().hex()
+        self._secrets: dict[str, bytes] = {}
+        self._latest: tuple[SumOrder, bytes] | None = None
+
+    def statement(self) -> Sealed:
+        """{"key": hex of the public key, and its proof}."""
+        return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
+
+    def check(self, order: SumOrder) -> None:
+        """Raise SumRefused unless every key of the roster is its site's own."""
+        if dict(order.statements.get(self.site, {})).get("key") != self._public:
+            raise SumRefused("a sum with another key of this site")
+        for site in order.roster:
+            if not verified(self._context, site, order.statements[site], self._identity):
+                raise SumRefused(f"{site}: a key that is not its own")
+
+    def streams(self, order: SumOrder, purpose: str, size: int) -> Iterator[tuple[int, bytes]]:
+        """(1 or -1, ``size`` bytes) for every other site of the roster; the two of a pair have opposite signs."""
+        for other in order.roster:
+            if other != self.site:
+                yield 1 if self.site < other else -1, self._stream(other, order, purpose, size)
+
+    def tag(self, other: str, order: SumOrder, author: str, content: bytes) -> bytes:
+        """Proves to the other of this site and ``other`` that ``author``, one of the two, said ``content``."""
+        key = self._stream(other, order, f"tag\0{author}", 32)
+        return hmac.digest(key, content, "sha256")[:TAG]
+
+    def _stream(self, other: str, order: SumOrder, purpose: str, size: int) -> bytes:
+        low, high = sorted((self.site, other))
+        about = self._digest(order) + f"{purpose}\0{low}\0{high}".encode()
+        secret = self._secret(order.statements[other]["key"])
+        key = HKDF(algorithm=SHA256(), length=32, salt=None, info=about).derive(secret)
+        # The key is for these bytes alone, so that the nonce may be constant.
+        return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
+
+    def _digest(self, order: SumOrder) -> bytes:
+        """Computed once per order, not once per pair and purpose."""
+        if self._latest is None or self._latest[0] is not order:
+            self._latest = order, order.digest(self._context)
+        return self._latest[1]
+
+    def _secret(self, key: str) -> bytes:
+        if key not in self._secrets:
+            self._secrets[key] = self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+        return self._secrets[key]
+
+
+def is_certificates(text: str) -> bool:
+    """Whether ``text`` is one to four certificates in PEM and nothing else."""
+    try:
+        found = x509.load_pem_x509_certificates(text.encode("ascii"))
+    except (UnicodeEncodeError, ValueError):
+        return False
+    return len(found) <= 4 and text.split() == "".join(c.public_bytes(Encoding.PEM).decode() for c in found).split()
+
+
+def key_content(context: str, site: str, key: str) -> bytes:
+    """What a site signs; its first byte is one that nothing else begins with which FLARE has sites sign."""
+    return f"\0fairflare secure sum\0{context}\0{site}\0{key}".encode()
+
+
+def verified(context: str, site: str, statement: Sealed, identity: Identity) -> bool:
+    """Whether ``statement`` holds a key that is ``site``'s own and that can be used."""
+    key = statement.get("key")
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        return False
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+    except ValueError:  # a point of small order: no secret would follow from it
+        return False
+    return identity.vouches(site, key_content(context, site, key), statement)

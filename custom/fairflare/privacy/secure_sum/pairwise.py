@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairwise-masked sums: every two sites share a mask that one adds and the other subtracts.
+
+The masks cancel in the sum and hide every summand (Bonawitz et al., CCS 2017, https://doi.org/10.1145/3133956.3133982,
+without their recovery of the masks of lost sites: here the rest is asked again).
+
+Numbers are summed as integers modulo 2^2176, in units of 2^-1074: every finite double is such an integer, so sums are
+exact. Updates are summed modulo 2^64, in units of 2^-40. Neither depends on the order of sites or on the masks.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.types import StateDict
+from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
+from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
+
+UNIT = 1074
+BITS = 2176
+SIZE = BITS // 8
+STEP = 2.0**-40
+"""Of updates: a hundredth of float32's own rounding at an entry of 1e-5."""
+LARGEST = 2.0**16
+"""Of the entries of a sum of updates; masks that do not cancel leave entries up to 2^23."""
+
+
+class MaskedSums:
+    """A site's half for numbers."""
+
+    def __init__(self, keys: PairwiseKeys) -> None:
+        self._keys = keys
+        self._sent: tuple[SumOrder, bytes] | None = None
+
+    @property
+    def site(self) -> str:
+        """Whose numbers these are."""
+        return self._keys.site
+
+    def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
+        """{"sum": 272 bytes per value, and 16 per other site of the roster by which that one knows whose they are}.
+
+        A value is sent plus the masks that are shared with every other site.
+        """
+        totals = [_whole(value) for value in values]
+        for sign, stream in self._keys.streams(order, "numbers", len(totals) * SIZE):
+            masks = [int.from_bytes(stream[i : i + SIZE], "big") for i in range(0, len(stream), SIZE)]
+            totals = [total + sign * mask for total, mask in zip(totals, masks, strict=True)]
+        message = b"".join((total % 2**BITS).to_bytes(SIZE, "big") for total in totals)
+        tags = [self._keys.tag(other, order, self._keys.site, message) for other in self._others(order.roster)]
+        self._sent = order, message + b"".join(tags)
+        return {"sum": self._sent[1]}
+
+    def open(self, total: Any, terms: int) -> list[float]:
+        """The sums of {site: its sealed numbers}, which each site adds up anew.
+
+        Each checks that all are as their sites sent them for this sum: the server can neither make one up nor leave
+        one out, and what a site makes of the sums is what it would have made of the true numbers.
+        """
+        if self._sent is None:
+            raise SumRefused("no sum was asked for")
+        order, message = self._sent
+        if not isinstance(total, Mapping) or set(total) != set(order.roster) or total[self._keys.site] != message:
+            raise SumRefused("not the sums that were asked for")
+        if not all(self._is_from(site, total[site], order, terms) for site in self._others(order.roster)):
+            raise SumRefused("not the sums that were asked for")
+        return combine(list(total.values()))
+
+    def _others(self, roster: Sequence[str]) -> list[str]:
+        return [site for site in roster if site != self._keys.site]
+
+    def _is_from(self, author: str, message: Any, order: SumOrder, terms: int) -> bool:
+        end = terms * SIZE
+        if not isinstance(message, bytes) or len(message) != end + TAG * (len(order.roster) - 1):
+            return False
+        at = end + TAG * [site for site in order.roster if site != author].index(self._keys.site)
+        return hmac.compare_digest(message[at : at + TAG], self._keys.tag(author, order, author, message[:end]))
+
+
+def passed_on(sealed: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What the server tells the sites of their numbers: everyone's sealed ones, which say no more than their sums.
+
+    Raises:
+        SumRefused: they do not cancel.
+    """
+    combine(list(sealed.values()))
+    return dict(sealed)
+
+
+def combine(sealed: Sequence[bytes]) -> list[float]:
+    """The sums of the values that are sealed in the messages of all sites of a sum, correctly rounded.
+
+    Raises:
+        SumRefused: they do not cancel: a site added something else.
+    """
+    tags = TAG * (len(sealed) - 1)
+    rows = [[int.from_bytes(m[i : i + SIZE], "big") for i in range(0, len(m) - tags, SIZE)] for m in sealed]
+    return [_number(sum(column) % 2**BITS) for column in zip(*rows, strict=True)]
+
+
+def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) -> StateDict:
+    """``update`` (floating-point, tensors or arrays) as int64 entries of the same shapes that say nothing alone.
+
+    Raises:
+        SumRefused: an entry is not finite or so large that a sum could overflow.
+    """
+    parts = {key: _steps(torch.as_tensor(update[key]), len(order.roster)) for key in sorted(update)}
+    total = np.concatenate([part.reshape(-1) for part in parts.values()]).view("<u8")
+    for sign, stream in keys.streams(order, "update", 8 * len(total)):
+        (np.add if sign > 0 else np.subtract)(total, np.frombuffer(stream, "<u8"), out=total)
+    ends = np.cumsum([part.size for part in parts.values()])[:-1]
+    pieces = np.split(total.view("<i8"), ends)
+    shaped = {key: piece.reshape(parts[key].shape) for key, piece in zip(parts, pieces, strict=True)}
+    return {key: torch.from_numpy(shaped[key].copy()) for key in update}
+
+
+def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) -> StateDict:
+    """The sum of updates to ``model``, with its types.
+
+    Raises:
+        SumRefused: the masks do not cancel, or the sum makes a variance negative.
+    """
+    total = {}
+    for key in masked[0]:
+        steps = masked[0][key].clone()
+        for one in masked[1:]:
+            steps += one[key]
+        entries = steps.double() * STEP
+        if bool((entries.abs() > LARGEST).any()):
+            raise SumRefused("the masks do not cancel")
+        if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
+            raise SumRefused(f"{key}: the sum leaves a variance below 0")
+        total[key] = entries.to(model[key].dtype)
+    return total
+
+
+def _steps(entries: Tensor, sites: int) -> np.ndarray:
+    wide = entries.detach().cpu().double()
+    if not bool((wide.abs() <= LARGEST / sites).all()):  # also where it is NaN
+        raise SumRefused("an update whose entries are not finite, or too large to be summed")
+    return torch.round(wide / STEP).to(torch.int64).numpy()
+
+
+def _whole(value: float) -> int:
+    if not 0 <= value < float("inf"):
+        raise SumRefused("a number that is not finite and >= 0")
+    over, under = float(value).as_integer_ratio()
+    return (over << UNIT) // under
+
+
+def _number(total: int) -> float:
+    try:
+        return total / (1 << UNIT)
+    except OverflowError:
+        raise SumRefused("the masks do not cancel") from None

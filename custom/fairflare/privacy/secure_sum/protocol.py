@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure sums: sites learn the sum of their numbers, the server the sum of their updates, and nobody anyone's own.
+
+``privacy.pairs`` holds the keys, ``privacy.masks`` hides numbers and updates behind them, and ``privacy.ckks`` encrypts
+the numbers instead. What a site agrees to take part in is decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+LEAST = 3
+"""Sites in a sum: of two each would learn the other's number by subtracting its own."""
+ATTEMPTS = 3
+"""Sums that a site takes part in per round, each with fewer sites than the one before."""
+Sealed = Mapping[str, Any]
+"""What goes into a message: short texts, or bytes."""
+
+
+class SumRefused(Exception):
+    """A sum that a site does not take part in; the text names sites and reasons, never a number."""
+
+
+@dataclass(frozen=True)
+class SumOrder:
+    """What the server asks a site to take part in.
+
+    Attributes:
+        round: number of the round.
+        attempt: 0, and 1 more each time that a site failed to answer and the rest were asked again.
+        statements: site -> what it said of itself in preflight, see ``PairwiseKeys.statement``.
+        bound: ``fingerprint`` of everything else that the site was sent and that must be the same at all sites of the
+            sum: run, model, orders, and for updates the sum of the numbers. The site computes it itself.
+    """
+
+    round: int
+    attempt: int
+    statements: Mapping[str, Sealed]
+    bound: bytes = b""
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The sites whose numbers are summed, sorted."""
+        return tuple(sorted(self.statements))
+
+    def digest(self, context: str) -> bytes:
+        """SHA-256 that is the same at two sites exactly when they were sent the same and asked for the same sum.
+
+        Keys follow from it: between sites that a server treats differently masks do not cancel.
+        """
+        return fingerprint(context, self.round, self.attempt, self.statements, self.bound)
+
+
+def fingerprint(*content: Any) -> bytes:
+    """SHA-256 of texts, bytes, numbers, None, and mappings and sequences of these; the same only for the same content.
+
+    Raises:
+        SumRefused: something else is among them.
+    """
+    return hashlib.sha256(json.dumps(_tagged(content)).encode()).digest()
+
+
+def _tagged(value: Any) -> Any:
+    """``value`` for JSON; containers and bytes are marked, so that none looks like another."""
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {"mapping": [[key, _tagged(value[key])] for key in sorted(value)]}
+    if isinstance(value, (list, tuple)):
+        return {"sequence": [_tagged(item) for item in value]}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise SumRefused("a message of another form")
+
+
+class NumberScheme(Protocol):
+    """A site's half of a scheme that sums numbers."""
+
+    def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
+        """``values`` (finite, >= 0) so that only their sum over the roster can be read; raises SumRefused."""
+
+    def open(self, total: Any, terms: int) -> list[float]:
+        """The ``terms`` sums in what the server made of everyone's; raises SumRefused when it does not hold them.
+
+        Whether it does must not depend on this site's own values: a server could find them by trying.
+        """
+
+
+class Identity(Protocol):
+    """How a site proves that its words are its own; FLARE's certificates, or nothing."""
+
+    def sign(self, content: bytes) -> dict[str, str]:
+        """A proof that this site said ``content``."""
+
+    def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
+        """Whether ``proof`` shows that ``site`` said ``content``."""
+
+
+class NoIdentity:
+    """Takes everyone at their word: within one process, and in the simulator, whose sites have no certificates."""
+
+    def sign(self, content: bytes) -> dict[str, str]:
+        """No proof."""
+        return {}
+
+    def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
+        """Always."""
+        return True
+
+
+class Rosters:
+    """Which sums a site has taken part in: two sums that differ by one site give that site's number away.
+
+    A second sum in a round is for the case that a site fell silent, so it must have fewer sites than the first.
+
+    Args:
+        site: its name.
+        least: sites that a sum must have, at least ``LEAST``.
+    """
+
+    def __init__(self, site: str, least: int = LEAST) -> None:
+        self._site, self._least = site, max(least, LEAST)
+        self.last: SumOrder | None = None
+
+    def admit(self, order: SumOrder) -> None:
+        """Take note of a sum to take part in; raises SumRefused."""
+        if len(order.roster) < self._least:
+            raise SumRefused(f"a sum of {len(order.roster)} sites, {self._least} needed")
+        if self._site not in order.roster:
+            raise SumRefused("a sum without this site")
+        if not 0 <= order.attempt < ATTEMPTS:
+            raise SumRefused("too many sums in one round")
+        if self.last is not None and not _follows(self.last, order):
+            raise SumRefused("a second sum of a round that is not of fewer sites")
+        self.last = order
+
+
+def _follows(last: SumOrder, order: SumOrder) -> bool:
+    if order.round != last.round:
+        return order.round > last.round
+    if order.attempt == last.attempt:
+        return order == last
+    return order.attempt > last.attempt and set(order.roster) < set(last.roster)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schemes for secure sums by name, and what each needs to be handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.privacy.secure_sum import checked, ckks
+from fairflare.privacy.secure_sum import pairwise as masks
+from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
+from fairflare.privacy.secure_sum.protocol import LEAST, Identity, NoIdentity, NumberScheme
+
+NONE = "none"
+SCHEMES = (NONE, "masks", "ckks")
+MOST = 1000
+"""Sites of a sum."""
+CIPHERTEXT = 2**19
+"""Bytes of a ciphertext at most; a real one has about 235,000."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a server or a site has been given beforehand.
+
+    Attributes:
+        identity: its certificate, to sign with and to check others by.
+        ckks: reads TenSEAL's context, the sites' with the secret key, the server's without.
+    """
+
+    identity: Identity = field(default_factory=NoIdentity)
+    ckks: Callable[[], bytes] = lambda: b""
+
+
+def check_scheme(name: str) -> None:
+    """Raise UserError unless there is a scheme ``name`` and this machine has what it needs."""
+    if name not in SCHEMES:
+        raise UserError(f"secure_sum: expected one of {', '.join(SCHEMES)}, got {name!r}")
+    if name == "ckks" and find_spec("tenseal") is None:
+        raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare[he]'")
+
+
+def sealed_sizes(name: str, terms: int) -> range:
+    """How many bytes ``terms`` sealed numbers may have."""
+    if name == NONE:
+        return range(0)
+    if name == "ckks":
+        return range(1, CIPHERTEXT)
+    numbers = terms * masks.SIZE
+    return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
+
+
+def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
+    """A site's half."""
+    check_scheme(name)
+    masked = masks.MaskedSums(keys)
+    if name != "ckks":
+        return masked
+    context = credentials.ckks()
+    return checked.CheckedSums(ckks.EncryptedSums(context), masked, context)
+
+
+def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, bytes]], Any]:
+    """What the server makes of {site: its sealed numbers} and tells every site."""
+    check_scheme(name)
+    if name != "ckks":
+        return masks.passed_on
+    context = credentials.ckks()
+    return lambda sealed: checked.combine(sealed, context)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison as files to keep: CSV and Markdown tables with the command, the versions and the machine behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.report.compare import QUANTITIES, drawn_words, objective_words, same_objective
+from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.values import MISSING, capital, with_half_width, with_interval
+
+NAMES = {
+    "mean": "mean over sites",
+    "worst": "worst site",
+    "std": "standard deviation over sites (ddof 0)",
+    "gap": "gap between best and worst site",
+    "jain": "Jain's index",
+    "clean": "clean test set, last 5 rounds",
+    "corrupted": "corrupted test set, last 5 rounds",
+    "group_disparity": "disparity over groups (sample sd)",
+    "worst_group": "worst group",
+    **PERSONAL,
+}
+COLUMNS = (
+    "method", "quantity", "mean", "low", "high", "n", "difference", "difference_low", "difference_high", "wins",
+    "trained_with",
+)  # fmt: skip
+Json = Mapping[str, Any]
+
+
+def machine() -> str:
+    """Architecture, cores and Python of this machine, without its name."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def as_csv(comparison: Json) -> str:
+    """One line per method and quantity: mean and 95 % interval over seeds, paired difference from the first method.
+
+    "trained_with" distinguishes methods that were not all trained under one objective; one that was trained otherwise
+    than the first has no wins.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for method in comparison["methods"]:
+        for name in _known(comparison["methods"]):
+            found, paired = method[name], (method["versus_first"] or {}).get(name) or {}
+            row = [found["mean"], found["low"], found["high"], found["n"]]
+            row += [paired.get("mean"), paired.get("low"), paired.get("high")]
+            row += [paired.get("wins") if same_objective(comparison, method) else None, objective_words(method)]
+            writer.writerow([method["label"], name, *("" if value is None else value for value in row)])
+    return out.getvalue()
+
+
+def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> str:
+    """The same as tables, quantities down and methods across, under the command that made them."""
+    methods, names = comparison["methods"], _known(comparison["methods"])
+    labels = [method["label"] for method in methods]
+    values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
+    if methods[0]["objective"]:
+        values = [["trained with", *map(objective_words, methods)], *values]
+    parts = [
+        f"# {comparison['headline']} on {comparison['task']['id']}:{comparison['task'].get('preset')}",
+        f"    {command}",
+        f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
+        f"{capital(drawn_words(comparison))}.",
+        _table(["final model", *labels], values),
+    ]
+    if len(methods) > 1:
+        others = methods[1:]
+        paired = [[NAMES[name], *(_difference(comparison, method, name) for method in others)] for name in names]
+        parts += [
+            f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
+            _table(["difference", *labels[1:]], paired),
+        ]
+    parts += ["\n".join(f"- {line}" for line in (*comparison["notes"], *comparison["caveats"]))]
+    parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _known(methods: Sequence[Json]) -> list[str]:
+    """The quantities that at least one method has; a comparison of an earlier version may lack one altogether."""
+    held = ((name, [method.get(name) for method in methods]) for name in QUANTITIES)
+    return [name for name, found in held if any(one is not None and one["mean"] is not None for one in found)]
+
+
+def _difference(comparison: Json, method: Json, name: str) -> str:
+    paired = (method["versus_first"] or {}).get(name)
+    if not paired or paired["mean"] is None:
+        return MISSING
+    wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
+    return f"{with_interval(paired)}, {wins}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

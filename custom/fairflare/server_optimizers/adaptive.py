@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive server optimizers: FedAdagrad, FedAdam and FedYogi.
+
+    m <- b1 m + (1 - b1) Delta
+    v <- v + Delta^2                              Adagrad
+    v <- b2 v + (1 - b2) Delta^2                  Adam
+    v <- v - (1 - b2) Delta^2 sign(v - Delta^2)   Yogi
+    w <- w + eta m / (sqrt v + tau)
+
+m starts at 0 and v at tau^2; no bias correction. Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+https://arxiv.org/abs/2003.00295, Algorithm 2. Delta is the update that the rule has combined.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.core.registry import server_optimizer
+from fairflare.core.types import StateDict
+from fairflare.core.validation import Range
+from fairflare.server_optimizers.base import ServerOptimizer, State
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerOptimizer):
+    """What the three share.
+
+    Args:
+        lr: eta > 0, the server's learning rate; choose it by a grid (the paper: 10^-3 to 10).
+        beta1: b1 in [0, 1), how much of the direction before is kept.
+        tau: > 0, adaptivity: larger values step more like plain momentum; updates far below it move the model little.
+        v_start: what v starts at, "tau" (tau^2, the paper) or "zero" (other packages).
+    """
+
+    lr: Annotated[float, Range(0, 1e6)] = 0.01
+    beta1: Annotated[float, Range(0, 1)] = 0.9
+    tau: Annotated[float, Range(0, 1e6)] = 1e-3
+    v_start: Literal["tau", "zero"] = "tau"
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "tau"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name, 0) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """The next v from v and Delta^2."""
+
+    def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
+        """eta m / (sqrt v + tau)."""
+        start = self.tau**2 if self.v_start == "tau" else 0.0
+        first, second = state.get("m", {}), state.get("v", {})
+        m, v, change = {}, {}, {}
+        for key, delta in update.items():
+            m[key] = self.beta1 * first.get(key, torch.zeros_like(delta)) + (1 - self.beta1) * delta
+            v[key] = self.second_moment(second.get(key, torch.full_like(delta, start)), delta.square())
+            change[key] = self.lr * m[key] / (v[key].sqrt() + self.tau)
+        return change, {"m": m, "v": v}
+
+
+@server_optimizer("adagrad")
+@dataclass(frozen=True)
+class Adagrad(Adaptive):
+    """FedAdagrad: v is the sum of all squared updates; without momentum, as in the paper."""
+
+    beta1: Annotated[float, Range(0, 1)] = 0.0
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """v + Delta^2."""
+        return v + square
+
+
+@server_optimizer("adam")
+@dataclass(frozen=True)
+class Adam(Adaptive):
+    """FedAdam: v is a moving average of squared updates.
+
+    Args:
+        beta2: b2 in [0, 1).
+    """
+
+    beta2: Annotated[float, Range(0, 1)] = 0.99
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """b2 v + (1 - b2) Delta^2."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@server_optimizer("yogi")
+@dataclass(frozen=True)
+class Yogi(Adaptive):
+    """FedYogi: v moves towards the squared update by at most (1 - b2) Delta^2.
+
+    Args:
+        beta2: b2 in [0, 1).
+    """
+
+    beta2: Annotated[float, Range(0, 1)] = 0.99
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

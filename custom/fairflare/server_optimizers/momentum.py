@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvgM: momentum on the server.
+
+    m <- beta m + Delta          ("undamped", the paper)      m <- beta m + (1 - beta) Delta     ("damped")
+    w <- w + eta m
+
+Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+https://arxiv.org/abs/1909.06335.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import zeros_like
+
+from fairflare.core.registry import server_optimizer
+from fairflare.core.types import StateDict
+from fairflare.core.validation import Range
+from fairflare.server_optimizers.base import ServerOptimizer, State
+
+
+@server_optimizer("momentum")
+@dataclass(frozen=True)
+class Momentum(ServerOptimizer):
+    """Server momentum; lr = 1 and beta = 0 add the combined update, as without a server optimizer (up to rounding).
+
+    Args:
+        lr: eta > 0, the server's learning rate.
+        beta: in [0, 1), how much of the direction before is kept.
+        damped: True multiplies the new update by 1 - beta.
+    """
+
+    lr: Annotated[float, Range(0, 1e6)] = 1.0
+    beta: Annotated[float, Range(0, 1)] = 0.9
+    damped: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta must be in [0, 1), got {self.beta}")
+
+    def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
+        """eta m."""
+        before, share = state.get("m", {}), 1 - self.beta if self.damped else 1.0
+        m = {key: self.beta * before.get(key, zeros_like(d)) + share * d for key, d in update.items()}
+        return {key: self.lr * value for key, value in m.items()}, {"m": m}

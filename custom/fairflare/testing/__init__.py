@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract kit: what the author of a part runs in a test of their own."""
+
+from fairflare.testing.laws import check_method
+from fairflare.testing.probes import check_probe
+from fairflare.testing.rules import check_rule
+from fairflare.testing.trainers import check_trainer
+
+__all__ = ["check_method", "check_probe", "check_rule", "check_trainer"]

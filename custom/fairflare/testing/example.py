@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One small site, made up: two classes of 8 x 8 images in two groups, and a network with BatchNorm."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.types import Batch, LocalWork, Outline, Round, SplitName, StateDict, TensorSpec, Training
+
+GROUPS = ("a", "b")
+SIZES: Mapping[SplitName, int] = {"train": 25, "val": 12, "test": 12}
+ROUNDS = 4
+TRAINING = Training(rounds=ROUNDS, epochs=2, batch_size=8, optimizer="sgd", lr=0.05)
+
+
+class SmallData:
+    """A ``SiteData`` of Gaussian images whose classes differ in brightness; the last training example has no group."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._splits: dict[SplitName, Batch] = {}
+        for split, n in SIZES.items():
+            targets = torch.arange(n) % 2
+            inputs = torch.randn(n, 1, 8, 8, generator=generator) + targets[:, None, None, None]
+            self._splits[split] = Batch(inputs, targets, torch.arange(n) // 2 % 2)
+        self._splits["train"].groups[-1] = -1
+        train = self._splits["train"]
+        self.class_counts = torch.bincount(train.targets, minlength=2)
+        self.group_counts = torch.bincount(train.groups[:-1], minlength=2)
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
+        return SIZES[split]
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """One shuffled epoch, an example that would be alone in its batch with the batch before."""
+        order = torch.randperm(SIZES["train"], generator=torch.Generator().manual_seed(seed))
+        rows = list(order.split(batch_size))
+        if len(rows) > 1 and len(rows[-1]) == 1:
+            rows[-2:] = [torch.cat(rows[-2:])]
+        yield from (self._rows("train", chosen) for chosen in rows)
+
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        """``split`` in its stored order."""
+        n = SIZES[split]
+        rows = torch.arange(n) if not at_most else torch.linspace(0, n - 1, min(at_most, n)).round().long()
+        yield from (self._rows(split, chosen) for chosen in rows.split(batch_size))
+
+    def _rows(self, split: SplitName, rows: Tensor) -> Batch:
+        found = self._splits[split]
+        return Batch(found.inputs[rows], found.targets[rows], found.groups[rows])
+
+
+def small_network() -> nn.Module:
+    """(N, 1, 8, 8) -> logits (N, 2), with the same weights at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 2),
+        )
+
+
+def copied(network: nn.Module) -> StateDict:
+    """The network's state dict, of tensors of its own."""
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def outline() -> Outline:
+    """What server and site know alike."""
+    return Outline(small_network().state_dict(), GROUPS, classes=2)
+
+
+def work_of_round(
+    t: int,
+    *,
+    model: StateDict | None = None,
+    memory: dict[str, Any] | None = None,
+    orders: Mapping[str, float] | None = None,
+    receives: Iterable[TensorSpec] = (),
+    min_count: int | None = 5,
+    training: Training = TRAINING,
+) -> LocalWork:
+    """The site's round ``t``, with torch seeded as a site seeds it.
+
+    Args:
+        t: 1..4.
+        model: what the server sent; the initial model when None.
+        memory: what the site has kept.
+        orders: what the rule sent to the site.
+        receives: tensors that come beside the model; their values are made up.
+        min_count: of a group whose numbers may leave.
+        training: local training settings.
+    """
+    network, data, seed = small_network(), SmallData(), derive(5, "train", "site-1", t)
+    received = {name: value.clone() for name, value in (model or network.state_dict()).items()}
+    network.load_state_dict(received)
+    seed_everything(seed)
+    work = LocalWork(network, data, training, Round(t, ROUNDS), seed)
+    score = _Score(network, data)
+    return dataclasses.replace(
+        work,
+        orders=orders or {},
+        memory={} if memory is None else memory,
+        received=received,
+        received_metrics=score("val"),
+        evaluate=score,
+        headline="accuracy",
+        groups=GROUPS,
+        min_count=min_count,
+        tensors={spec.name: made_up(spec) for spec in receives},
+    )
+
+
+def made_up(spec: TensorSpec) -> StateDict:
+    """Small values for tensors that a part receives, the same at every call."""
+    generator = torch.Generator().manual_seed(derive(7, spec.name))
+    return {key: 0.01 * torch.randn(shape, generator=generator) for key, shape in spec.shapes(outline()).items()}
+
+
+class _Score:
+    def __init__(self, network: nn.Module, data: SmallData) -> None:
+        self.network, self.data = network, data
+
+    @torch.no_grad()
+    def __call__(self, split: SplitName) -> dict[str, float]:
+        self.network.eval()
+        hits = [
+            (self.network(batch.inputs).argmax(1) == batch.targets).double() for batch in self.data.fixed(split, 64)
+        ]
+        return {"accuracy": float(torch.cat(hits).mean())}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws that every trainer obeys: ``check_trainer("my-trainer")`` runs them all on one small site.
+
+Each check raises AssertionError with the trainer's id and what is at fault.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.core import registry
+from fairflare.core.schema import flat
+from fairflare.core.types import LocalWork, StateDict, TensorSpec, Training
+from fairflare.federation.memory import SiteMemory
+from fairflare.testing.example import TRAINING, SmallData, copied, small_network, work_of_round
+from fairflare.testing.parts import is_json, numbers_fit, tensors_fit
+from fairflare.trainers.base import Trainer
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trainer, and what a rule would send to its site.
+
+    Attributes:
+        id: the trainer's.
+        trainer: an instance.
+        orders: the numbers that the rule sends.
+        training: local training settings.
+    """
+
+    id: str
+    trainer: Trainer
+    orders: Mapping[str, float] = field(default_factory=dict)
+    training: Training = TRAINING
+
+    @property
+    def receives(self) -> tuple[TensorSpec, ...]:
+        """The tensors that the rule sends."""
+        return self.trainer.receives
+
+    def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
+        """The site's round ``t`` before it trains."""
+        return work_of_round(t, memory=memory, orders=self.orders, receives=self.receives, training=self.training)
+
+    def round(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
+        """The site's round ``t``, trained."""
+        work = self.work(t, memory)
+        work.received = self.trainer.site_model(work.received, work.memory)
+        work.network.load_state_dict(work.received)
+        loss = self.trainer.train(work)
+        assert isinstance(loss, float) and math.isfinite(loss), f"{self.id}: train returned {loss}"
+        if entries := self.trainer.personal_entries(work.received):
+            work.personal = {key: value for key, value in copied(work.network).items() if key in entries}
+        return work
+
+
+def check_trainer(
+    id: str, *, orders: Mapping[str, float] | None = None, training: Training = TRAINING, **settings: Any
+) -> None:
+    """Run every check on trainer ``id``.
+
+    Args:
+        id: the trainer's.
+        orders: name -> number that its rule sends to every site; none by default.
+        training: local training settings, for a trainer that only some of them suit.
+        settings: parameters of the trainer that differ from their defaults.
+
+    Raises:
+        AssertionError: a check fails.
+        UserError: there is no such trainer.
+    """
+    case = Case(id, registry.get_trainer(id)(**settings), orders or {}, training)
+    for check in CHECKS:
+        check(case)
+
+
+def training_moves_the_model(case: Case) -> None:
+    """After a round the weights are finite, of the same shapes, and some of them, or of the personal model, changed."""
+    work, before = case.round(1), copied(small_network())
+    after = copied(work.network)
+    shapes = [{name: value.shape for name, value in model.items()} for model in (before, after)]
+    assert shapes[0] == shapes[1], f"{case.id}: the model has other entries"
+    assert all(bool(v.isfinite().all()) for v in after.values()), f"{case.id}: the model is not finite"
+    trained = (after, work.personal) if case.trainer.keeps_personal_model else (after,)
+    names = [name for name, _ in work.network.named_parameters()]
+    moved = [
+        name for model in trained for name in names if not torch.equal(before[name], model.get(name, before[name]))
+    ]
+    assert moved, f"{case.id}: no parameter has changed"
+    assert all(p.requires_grad for p in work.network.parameters()), f"{case.id}: froze a parameter and left it so"
+
+
+def training_repeats(case: Case) -> None:
+    """The same round twice gives the same bits: what is random follows from ``work.seed``."""
+    first, second = case.round(2), case.round(2)
+    assert _equal(copied(first.network), copied(second.network)), f"{case.id}: the same round gave two models"
+    assert first.send_numbers == second.send_numbers, f"{case.id}: {first.send_numbers}, then {second.send_numbers}"
+    same = _equal(flat(first.send_tensors), flat(second.send_tensors))
+    assert same, f"{case.id}: the same round sent two sets of tensors"
+
+
+def what_was_received_stays(case: Case) -> None:
+    """The received model, the received tensors and the numbers that the rule sent are left alone."""
+    fresh, work = case.work(1), case.round(1)
+    assert _equal(work.received, fresh.received), f"{case.id}: changed work.received"
+    assert _equal(flat(work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
+    assert dict(work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
+
+
+def what_is_sent_is_declared(case: Case) -> None:
+    """Numbers and tensors that leave are those of ``sends``: names, ranges, shapes, float32, finite."""
+    memory: dict[str, Any] = {}
+    for t in (1, 2):
+        work = case.round(t, memory)
+        memory = dict(work.memory)
+        numbers_fit(case.id, [one for one in case.trainer.sends if not isinstance(one, TensorSpec)], work.send_numbers)
+        tensors_fit(case.id, [one for one in case.trainer.sends if isinstance(one, TensorSpec)], work.send_tensors)
+
+
+def steps_are_counted(case: Case) -> None:
+    """``work.steps`` is the number of batches of all epochs, and nothing is left in ``work.scratch``."""
+    work = case.round(1)
+    expected = case.training.epochs * len(list(SmallData().training(case.training.batch_size, 0)))
+    assert work.steps == expected, f"{case.id}: counts {work.steps} steps, expected {expected}"
+    assert not work.scratch, f"{case.id}: left {sorted(work.scratch)} in work.scratch"
+
+
+def memory_survives_a_restart(case: Case) -> None:
+    """What is kept for the next round can be written to the site's file, and read back changes nothing."""
+    kept = dict(case.round(1).memory)
+    with tempfile.TemporaryDirectory() as folder:
+        memory = SiteMemory(Path(folder) / "site-1.pt")
+        memory.keep(1, kept)
+        restored = SiteMemory(Path(folder) / "site-1.pt").before(2)
+        straight, resumed = case.round(2, memory.before(2)), case.round(2, restored)
+    assert _equal(copied(straight.network), copied(resumed.network)), f"{case.id}: another model after a restart"
+
+
+def personal_parts_are_whole(case: Case) -> None:
+    """Personal entries are entries of the model, and a personal model has all of them and differs from the shared."""
+    trainer, model = case.trainer, copied(small_network())
+    entries = trainer.personal_entries(model)
+    assert entries <= set(model), f"{case.id}: personal entries {sorted(entries - set(model))} are none of the model's"
+    assert entries != set(model), f"{case.id}: all entries are personal, so that sites share nothing"
+    assert trainer.personal_entries(model) == entries, f"{case.id}: personal entries change from call to call"
+    work = case.round(1)
+    if trainer.keeps_personal_model:
+        assert work.personal.keys() == model.keys(), f"{case.id}: finish left no whole model in work.personal"
+    own = trainer.personal_model(work.received, work.memory)
+    assert (own is not None) == (bool(entries) or trainer.keeps_personal_model), f"{case.id}: personal_model says {own}"
+    assert own is None or own.keys() == model.keys(), f"{case.id}: the personal model has other entries"
+    assert trainer.site_model(model, work.memory).keys() == model.keys(), f"{case.id}: site_model has other entries"
+
+
+def a_run_can_be_stopped(case: Case) -> None:
+    """When the federation ends early, training ends with it, and its scratch is emptied."""
+    work = case.work(1)
+    calls = iter(range(1000))
+
+    def stop() -> None:
+        if next(calls) == 1:
+            raise _Stopped
+
+    work.stop_if_aborted = stop
+    try:
+        case.trainer.train(work)
+    except _Stopped:
+        pass
+    else:
+        raise AssertionError(f"{case.id}: trained on after the federation had ended")
+    assert not work.scratch, f"{case.id}: left {sorted(work.scratch)} in work.scratch"
+
+
+def parameters_are_json(case: Case) -> None:
+    """The trainer can be rebuilt from its parameters as JSON, and its cost is that of one epoch at least."""
+    is_json(case.id, case.trainer)
+    cost = case.trainer.cost
+    assert cost.forward >= 1 and cost.backward >= 1, f"{case.id}: cost {cost} of an epoch"
+
+
+CHECKS = (
+    parameters_are_json,
+    training_moves_the_model,
+    training_repeats,
+    what_was_received_stays,
+    what_is_sent_is_declared,
+    steps_are_counted,
+    memory_survives_a_restart,
+    personal_parts_are_whole,
+    a_run_can_be_stopped,
+)
+
+
+class _Stopped(Exception):
+    """Raised where a federation would end."""
+
+
+def _equal(a: StateDict, b: StateDict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

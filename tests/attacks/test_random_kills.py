@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at random moments, every method, the commands that go on killed as well: the same final bits, none stuck.
+
+The simulator's kills are in tests/flare/test_random_kills_sim.py.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from fairflare.app.cli import main
+from fairflare.core.registry import methods
+from fairflare.federation import state
+from fairflare.federation.audit import AuditLog
+from fairflare.federation.site import Site
+from fairflare.report import write
+from fairflare.report.write import verify_run
+from fairflare.trainers.base import Trainer
+
+KILLS, ATTEMPTS = 5, 15
+"""Of each method's run: so many kills, in at most so many commands."""
+SMALL = ["--task", "support2:dirichlet", "--sites", "3", "--set", "epochs=1"]
+FORK = multiprocessing.get_context("fork")
+POINTS = [
+    (state.os, "replace"), (state.os, "fsync"), (state.os, "open"), (state.tempfile, "mkstemp"), (AuditLog, "append"),
+    (Site, "handle"), (Trainer, "train"), (write, "render_run"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"),
+]  # fmt: skip
+"""Calls before and after which a process can be killed."""
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(number, counter=None):
+    """Be killed at the call of this number among all of ``POINTS``, before it or after; or count them."""
+    count = iter(range(10**9))
+
+    def pass_by():
+        here = next(count)
+        if counter is not None:
+            counter.value = here + 1
+        if here == number:
+            die()
+
+    for place, name in POINTS:
+        original = getattr(place, name)
+
+        def called(*args, original=original, **kwargs):
+            pass_by()
+            result = original(*args, **kwargs)
+            pass_by()
+            return result
+
+        setattr(place, name, called)
+
+
+def after(seconds):
+    """Be killed so many seconds from now."""
+    signal.signal(signal.SIGALRM, lambda *ignored: die())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def command(arguments, prepare, said):
+    """The exit code of the command line in a process that has torch loaded already, and the seconds it took."""
+
+    def run():
+        os.setpgrp()
+        with said.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            prepare()
+            main([str(a) for a in arguments])
+
+    child, started = FORK.Process(target=run), time.monotonic()
+    child.start()
+    child.join(120)
+    assert child.exitcode is not None, f"{arguments} is stuck"
+    return child.exitcode, time.monotonic() - started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory):
+    """Everything that a run imports is loaded before processes are forked: they start in milliseconds."""
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "fedavg", *SMALL, "--rounds", "1", "--out", str(tmp_path_factory.mktemp("warm") / "run")])
+    assert stop.value.code == 0
+
+
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
+    chance, said = random.Random(f"kills of {method}"), tmp_path / "said"
+    run = ["run", method, *SMALL, "--rounds", "3", "--out"]
+    calls = FORK.Value("i")
+    code, seconds = command([*run, tmp_path / "whole"], lambda: at_call(-1, calls), said)
+    assert code == 0, said.read_text()
+    wanted, kills, moments = verify_run(tmp_path / "whole")[-1]["model_sha256"], 0, []
+    folder, done = tmp_path / "run", False
+    words = [*run, folder]
+    for _ in range(ATTEMPTS):
+        if kills < KILLS:
+            moment, number = chance.uniform(0, seconds), chance.randrange(calls.value)
+            by_time = chance.random() < 0.4
+            prepare = (lambda t=moment: after(t)) if by_time else (lambda n=number: at_call(n))
+            moments.append(f"{moment:.2f} s" if by_time else f"call {number}")
+        else:
+            prepare = int  # nothing
+        code, _ = command(words, prepare, said)
+        if code == -signal.SIGKILL:
+            kills += 1
+        elif code == 0 or "the run is complete" in said.read_text():
+            done = True
+            if kills >= KILLS:
+                break
+            # Not killed, and over: another run, so that the kills are as many as was said.
+            _check(folder, wanted, moments)
+            folder, done = tmp_path / f"run{len(moments)}", False
+        else:
+            assert code == 2 and "`fairflare run` begins" in said.read_text(), (moments, said.read_text())
+            words = [*run, folder]
+            continue
+        words = ["resume", folder] if folder.exists() else [*run, folder]
+    assert done and kills >= KILLS, (kills, moments)
+    _check(folder, wanted, moments)
+
+
+def _check(folder, wanted, moments):
+    entries = verify_run(folder)
+    assert entries[-1]["model_sha256"] == wanted and entries[-1]["status"] == "completed", moments
+    assert not [p for p in folder.parent.rglob(".*")] and not (folder / "sites").exists(), moments

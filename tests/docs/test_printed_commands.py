@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command that README and docs print runs as printed, here or in the test that is named for it.
+
+Only the sizes behind the names differ: presets train two rounds on few images, so that a page takes seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from printed_commands import ROOT, Printed, printed_commands
+
+from fairflare.app import cli
+from fairflare.build import tasks
+from fairflare.core import plugins, registry, user_code
+from fairflare.federation.loop import Federation
+from own_code import write_code
+from own_folder import SITES, write_images, write_tables
+from quality_tree import write_tree
+
+SMALL = {"images_per_site": 60, "test_images": 20, "site_test_images": 20}
+IMAGES = {"ich-phantom": 240, "brain-seg": 160}
+ELSEWHERE = {
+    r"make demo": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
+    r"make test": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
+    r"python jobs/\w+/job.py( --production --export --export-dir \S+)?$": "tests/flare/test_jobs.py",
+    r"nvflare job submit": "tests/flare/test_deploy_poc.py",
+    r"nvflare job (wait|download)": "tests/flare/test_deploy_poc.py",
+    r"KIT/startup/fl_admin.sh": "tests/flare/test_deploy_poc.py",
+    r"poc_workspace/poc.sh": "tests/flare/test_deploy_poc.py",
+    r"poc_workspace/provisioned.sh": "tests/flare/test_deploy_provisioned.py",
+    r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",
+    r"python job.py": "tests/flare/test_stock_recipe.py",
+    r"(NVFLARE_POC_WORKSPACE=\S+ )?fairflare run .*--env (poc|prod)": "tests/flare/test_deploy_poc.py",
+    r"python benchmarks/": "tests/unit/test_benchmarks.py",
+    r"fairflare new ": "tests/unit/test_new.py",
+    r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",
+    r"pytest test_my_rule.py": "tests/unit/test_new.py",
+    r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
+    r"python docs/results/quote.py": "tests/docs/test_results.py",
+    r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
+}
+"""What needs processes or hours of its own: a pattern, and the test that runs it."""
+
+COMMANDS = printed_commands()
+
+
+def bare(text: str) -> str:
+    """A command without its comment and without the environment's folder."""
+    return " ".join(shlex.split(text, comments=True)).replace(".venv/bin/", "")
+
+
+def elsewhere(text: str) -> str | None:
+    """The test that runs a command, None where it runs here."""
+    plain = bare(text)
+    return next((test for pattern, test in ELSEWHERE.items() if re.match(pattern, plain)), None)
+
+
+HERE = [one for one in COMMANDS if elsewhere(one.text) is None]
+
+
+@pytest.fixture
+def reader(world, request, monkeypatch):
+    """The folder in which a page's commands run one after the other; every page has its own."""
+    folder = world.parent / re.sub(r"\W", "_", request.getfixturevalue("one").page)
+    if not folder.exists():
+        shutil.copytree(world, folder, symlinks=True)
+    monkeypatch.setenv(user_code.VARIABLE, "")  # what a command's --code names is for that command
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with what a reader of the pages has: own images, a table, a site file, code, and an interrupted run."""
+    folder = tmp_path_factory.mktemp("reader") / "world"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        shrink(patch)
+        for name, masks in (("masks", True), ("photos", False)):
+            write_images(folder / name, masks=masks)
+        write_tables(folder / "tables")
+        write_code(folder)
+        for name in ("my_net.py", "my_data.py"):  # as the task's default, three channels of 64 pixels
+            text = (folder / name).read_text().replace("Conv2d(1,", "Conv2d(3,")
+            (folder / name).write_text(text.replace("(n, 1, 32, 32)", "(n, 3, 64, 64)"))
+        write_tree(folder / "SOURCE" / "ICH_20", (220, 340, 300, 360, 580), (4, 5, 4, 5, 8), ".png", False, ())
+        (folder / "fairflare_site.yaml").write_text(f"data_root: masks\ndatalist: client_{SITES[0]}.json\n")
+        (folder / "local").mkdir()
+        (folder / "local" / "fairflare_site.yaml").write_text(
+            f"data_root: ../masks\ndatalist: client_{SITES[0]}.json\n"
+        )
+        (folder / "tests").symlink_to(ROOT / "tests")
+        interrupt(patch, folder / "runs" / "interrupted")
+        yield folder
+
+
+def shrink(patch):
+    """Every preset trains two rounds, on few images."""
+    for name in tasks.TASKS:
+        kind = type(tasks.load(name))
+        known = {field.name for field in dataclasses.fields(kind)}
+        few = {key: value for key, value in SMALL.items() if key in known}
+        few |= {"images": IMAGES[name]} if name in IMAGES else {}
+        presets = {
+            key: dataclasses.replace(
+                preset,
+                options={**preset.options, **(few if key in ("small", "default") else {})},
+                training=dataclasses.replace(preset.training, rounds=min(2, preset.training.rounds)),
+            )
+            for key, preset in kind.presets.items()
+        }
+        patch.setattr(kind, "presets", presets)
+
+
+def interrupt(patch, folder):
+    """A run that Ctrl-C stopped in its second round."""
+    original = Federation._round
+
+    def stopped(self, standing, round):
+        if round.number == 2:
+            raise KeyboardInterrupt
+        return original(self, standing, round)
+
+    with pytest.MonkeyPatch.context() as inner:
+        inner.setattr(Federation, "_round", stopped)
+        assert call(["run", "fedavg", "--task", "support2", "--out", str(folder)]) == 130
+
+
+def call(arguments):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    return stop.value.code
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    """What a command's plugins register is gone after it, and can be imported again."""
+    registry.methods()  # the package's own are there before
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(registry, "_parts", {kind: dict(table) for kind, table in registry._parts.items()})
+    yield
+    plugins.forget()
+
+
+@pytest.mark.parametrize("one", HERE, ids=[f"{c.page}:{' '.join(c.words)[:70]}" for c in HERE])
+def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch, capsys):
+    words = one.words
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        key, _, value = words.pop(0).partition("=")
+        monkeypatch.setenv(key, value)
+    program, *arguments = words
+    assert Path(program).name == "fairflare", f"{one.page}: no test runs {shlex.join(words)}"
+    code = call(arguments)
+    streams = capsys.readouterr()
+    assert code == 0, streams.err[-600:]
+
+
+def test_the_pages_still_print_commands():
+    assert len(HERE) >= 18 and any(one.page == "README.md" for one in HERE)
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_a_test_that_runs_a_command_elsewhere_exists(test):
+    file, _, name = test.partition("::")
+    assert (ROOT / file).is_file(), file
+    assert not name or f"def {name}(" in (ROOT / file).read_text(), name
+
+
+def test_every_pattern_is_printed_somewhere():
+    plain = [bare(one.text) for one in COMMANDS]
+    unused = [pattern for pattern in ELSEWHERE if not any(re.match(pattern, text) for text in plain)]
+    assert not unused, unused
+
+
+def test_make_runs_what_it_says():
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)
+    assert re.search(r"^test: .*\n(\t.*\n)*\t@\$\(BIN\)/python -m pytest", makefile, re.M)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_pictures_of_the_pages_exist():
+    for page in {one.page for one in COMMANDS}:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
+            picture = (ROOT / page).parent / target
+            with Image.open(picture) as image:
+                assert np.asarray(image).std() > 0, picture

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README's figures are those of docs/results, whose files say which command, versions and machine made them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import runpy
+import shlex
+import shutil
+import sys
+
+import pytest
+from click.testing import CliRunner
+from printed_commands import ROOT
+
+from fairflare.app import cli
+from fairflare.app.describe import method_rows
+from fairflare.report.tables import as_csv
+
+RESULTS = ROOT / "docs" / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.glob("*/compare.json"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d\.\d{3}(?!\d)")
+
+
+def test_there_are_results():
+    assert FOLDERS
+
+
+def test_the_pages_quote_the_files_as_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["quote.py", "--check"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(RESULTS / "quote.py"), run_name="__main__")
+    assert stop.value.code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folder_of_results_agrees_with_itself(folder):
+    comparison = json.loads((folder / "compare.json").read_text())
+    page = (folder / "compare.md").read_text(encoding="utf-8")
+    assert comparison["command"] in page and "torch" in page and "cores" in page
+    assert f"--tables docs/results/{folder.name}" in comparison["command"]
+    assert (folder / "compare.csv").read_text() == as_csv(comparison)
+    for row in csv.DictReader((folder / "compare.csv").open()):
+        method = next(m for m in comparison["methods"] if m["label"] == row["method"])
+        values = [run[row["quantity"]] for run in method["runs"]]
+        known = [value for value in values if value is not None]
+        assert float(row["mean"]) == pytest.approx(sum(known) / len(known))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatch, tmp_path):
+    """Everything but the runs: methods, settings and seeds are accepted, and the tables written where they are."""
+    comparison = json.loads((folder / "compare.json").read_text())
+    command, seen = comparison.pop("command"), []
+
+    def compare_all(configs, *args, **kwargs):
+        seen.extend(configs)
+        return comparison
+
+    monkeypatch.setattr("fairflare.app.runs.compare_all", compare_all)
+    monkeypatch.setattr("fairflare.app.console.comparison", lambda *args: None)
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "docs" / "results" / folder.name
+    shutil.copytree(folder, here)
+    (here / "compare.csv").unlink()
+    done = CliRunner().invoke(cli.cli, shlex.split(command)[1:], obj=command, catch_exceptions=False)
+    assert done.exit_code == 0 and len(seen) == len(comparison["methods"]) * len(comparison["seeds"])
+    for name in ("compare.csv", "compare.json"):
+        assert (here / name).read_text() == (folder / name).read_text()
+
+
+def test_every_figure_of_the_readme_is_in_a_result():
+    known = set()
+    for folder in FOLDERS:
+        known |= set(FIGURE.findall((folder / "compare.md").read_text(encoding="utf-8")))
+    known |= {figure.lstrip("+\u2212-") for figure in known}
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.S | re.M)
+    strange = [figure for figure in FIGURE.findall(prose) if figure.replace("-", "\u2212") not in known]
+    assert not strange, strange
+
+
+def test_the_cost_of_a_method_is_the_one_that_list_prints():
+    for row in method_rows():
+        line = next(line for line in README.splitlines() if line.startswith(f"| `{row['id']}` |"))
+        cost = line.split("|")[3]
+        assert f"{float(re.findall(r'[0-9.]+', cost)[0]):.1f}" == f"{row['cost']:.1f}", line

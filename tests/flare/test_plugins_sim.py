@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors and sites' own models in FLARE's simulator: the bits of a run in process, also after a kill -9 and resume."""
+
+from pathlib import Path
+
+import pytest
+from killed_runs import kill_one_process
+
+from fairflare.app.cli import main
+from fairflare.federation.audit import verify
+from fairflare.report.write import verify_run
+from plugin_files import loaded, paths
+
+KILLING = Path(__file__).parents[1] / "killing.py"
+SGD = ("optimizer=sgd", "momentum=0", "weight_decay=0", "lr=0.05", "batch_size=64")
+SETTINGS = {"scaffold": SGD, "fedproto": ("lr=0.01", "batch_size=64"), "solo": ("lr=0.01", "batch_size=64")}
+
+
+def command(method):
+    settings = [part for pair in SETTINGS[method] for part in ("--set", pair)]
+    return ["run", method, "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3", *settings]
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code
+
+
+def bits(entries):
+    """Hashes of model and server state after each round, and what sites report of the final models."""
+    rounds = {e["round"]: (e["model_sha256"], e["state_sha256"]) for e in entries if e["event"] == "round"}
+    return rounds, next(e["sites"] for e in entries if e["event"] == "evaluation")
+
+
+@pytest.fixture(scope="module")
+def in_process(request, tmp_path_factory):
+    """The method, loaded for its tests, and the bits of its run in this process."""
+    with loaded(request.param):
+        folder = tmp_path_factory.mktemp(request.param) / "run"
+        assert call(*command(request.param), "--out", folder) == 0
+        yield request.param, bits(verify(folder / "audit.jsonl"))
+
+
+@pytest.mark.parametrize("in_process", SETTINGS, indirect=True)
+def test_the_same_bits(in_process, tmp_path):
+    method, expected = in_process
+    assert call(*command(method), "--env", "sim", "--out", tmp_path / "run") == 0
+    assert bits(verify_run(tmp_path / "run")) == expected
+
+
+@pytest.mark.parametrize("in_process", ["scaffold", "fedproto"], indirect=True)
+def test_killed_and_continued(in_process, tmp_path, monkeypatch):
+    """A site's process dies when it has trained and kept its memory of round 2; the run is resumed."""
+    method, expected = in_process
+    folder = tmp_path / "run"
+    kill_one_process(
+        [*command(method), "--env", "sim", "--out", folder],
+        "sending",
+        (paths(method), str(KILLING)),
+        tmp_path,
+        monkeypatch,
+    )
+    assert call("resume", folder) == 0
+    entries = verify_run(folder)
+    assert [e["from_round"] for e in entries if e["event"] == "resume"] == [1]
+    assert bits(entries) == expected

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that must not change: the SHA-256 of the final model of sixteen forms of the methods, on two tasks.
+
+``python tests/golden/bits.py`` writes ``bits.json`` beside this file; ``test_bits.py`` makes the models again. A hash
+holds on a machine that computes as the one that wrote it, which ``arithmetic`` tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+FILE = Path(__file__).with_name("bits.json")
+TASKS = {
+    "support2": ("--task", "support2:dirichlet", "--sites", "3", "--rounds", "2", "--set", "group_by=sex"),
+    "digits": (
+        *("--task", "digits:small", "--sites", "4", "--rounds", "2", "--set", "images_per_site=64"),
+        *("--set", "test_images=40", "--set", "site_test_images=40"),
+    ),
+}
+FORMS = {
+    "fedavg": ("fedavg",),
+    "fedavg-uniform": ("fedavg", "--set", "weighting=uniform"),
+    "fedism": ("fedism",),
+    "fedism-plus": ("fedism-plus",),
+    "fedism-plus-reference": ("fedism-plus", "--set", "variant=reference"),
+    "fedlwr-cka": ("fedlwr",),
+    "fedlwr-cosine": ("fedlwr", "--set", "similarity=cosine"),
+    "fedheal": ("fedheal",),
+    "fedheal-fphl": ("fedheal", "--set", "parts=fphl"),
+    "fedheal-fael": ("fedheal", "--set", "parts=fael"),
+    "fedufo-client": ("fedufo", "--set", "level=client"),
+    "fedufo-multi": ("fedufo", "--set", "level=multi"),
+    "fedce-sum": ("fedce",),
+    "fedce-multi": ("fedce", "--set", "combine=multi"),
+    "fedce-cosine": ("fedce", "--set", "terms=cosine"),
+    "fedce-error": ("fedce", "--set", "terms=error"),
+}
+
+
+def arithmetic() -> str:
+    """What this machine's torch makes of a few operations: equal on machines that round alike."""
+    draw = torch.Generator().manual_seed(7)
+    x, w = torch.randn(8, 3, 24, 24, generator=draw), torch.randn(5, 3, 3, 3, generator=draw)
+    y = F.conv2d(x, w).requires_grad_()
+    z = torch.log_softmax(y.flatten(1) @ torch.randn(y[0].numel(), 7, generator=draw), 1).exp().sum()
+    z.backward()
+    digest = hashlib.sha256(torch.__version__.encode())
+    for tensor in (y.detach(), y.grad, torch.erf(x), torch.sqrt(x.abs())):
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def hash_of(folder: Path) -> str:
+    """The hash of a finished run's model, as its audit log says."""
+    lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+    return next(line["model_sha256"] for line in reversed(lines) if line["event"] == "finish")
+
+
+def make(form: str, task: str, folder: Path, env: str = "local") -> str:
+    """Run a form on a task; the hash of its final model.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    from fairflare.app.cli import main
+
+    try:
+        main(["run", *FORMS[form], *TASKS[task], "--env", env, "--out", str(folder)])
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{form} on {task} ended with {end.code}") from None
+    return hash_of(folder)
+
+
+def write() -> None:
+    """Make every model and write their hashes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        models = {
+            f"{form} on {task}": make(form, task, Path(scratch, f"{form}_{task}")) for task in TASKS for form in FORMS
+        }
+    FILE.write_text(json.dumps({"arithmetic": arithmetic(), "models": models}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is published: the sdist holds all that a packager needs; the wheel built from it runs where it is installed."""
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fairflare import __version__
+
+ROOT = Path(__file__).parents[2]
+NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", ".*_cache", "runs", "dist", "__pycache__", "*.egg-info")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+pytestmark = pytest.mark.slow
+
+
+def call(*command, cwd):
+    """Run without what makes this checkout importable, and without the network."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("FAIRFLARE_")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=kept, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The source distribution of the working tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "tree", ignore=NOT_SOURCE)
+    call(sys.executable, "-c", BUILD, folder, cwd=folder / "tree")
+    (found,) = folder.glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """The wheel, built from the source distribution alone."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, sdist]
+    call(*command, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_sdist_holds_tests_docs_and_all_that_make_needs(sdist):
+    with tarfile.open(sdist) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert sdist.name == f"fairflare-{__version__}.tar.gz"
+    wanted = """
+    LICENSE README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff Makefile constraints.txt setup.cfg
+    pyproject.toml .ci/run docs/security.md docs/methods/fedism.md docs/results/README.md
+    docs/images/disparity.png tests/conftest.py tests/golden/cka.npz tests/unit/test_architecture.py
+    jobs/fedavg_ich/job.py app_configs/fedavg_ich/meta.json benchmarks/cka.py poc_workspace/project.yml
+    custom/fairflare/py.typed custom/fairflare/report/run.html.j2 custom/fairflare/datasets/data/support2.csv.gz
+    custom/fairflare/build/config.py
+    """
+    assert not set(wanted.split()) - names
+    assert not [name for name in names if name.endswith(".pyc") or "__pycache__" in name or name.startswith("runs")]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    package = ROOT / "custom" / "fairflare"
+    sources = {
+        path.relative_to(package.parent).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+    assert {name for name in names if name.startswith("fairflare/")} == sources
+    assert {"fairflare/py.typed", "fairflare/report/run.html.j2", "fairflare/datasets/data/support2.csv.gz"} <= sources
+    assert {name.partition("/")[0] for name in names} == {"fairflare", f"fairflare-{__version__}.dist-info"}
+
+
+def test_the_wheel_s_metadata(wheel):
+    folder = f"fairflare-{__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as file:
+        metadata = email.message_from_bytes(file.read(f"{folder}/METADATA"))
+        assert any(name.endswith("/LICENSE") for name in file.namelist())
+        assert "fairflare = fairflare.app.cli:main" in file.read(f"{folder}/entry_points.txt").decode()
+    assert metadata["Name"] == "fairflare" and metadata["Version"] == __version__
+    assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
+    assert metadata["Requires-Python"] == "<3.14,>=3.10"
+    assert metadata["Author"] and metadata["Keywords"] and metadata["Project-URL"]
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert metadata["Description-Content-Type"] == "text/markdown" and "# FairFLARE" in metadata.get_payload()
+
+
+def test_the_installed_wheel_runs(wheel, tmp_path):
+    """In an environment that has this one's other packages, and from another folder."""
+    folder = tmp_path / "environment"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    call(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    # A path in a .pth file makes packages importable, but not what their own .pth files add: this checkout.
+    (site / "others.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    where = call(python, "-c", "import fairflare; print(fairflare.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(site)
+    command = [folder / "bin" / "fairflare", "run", "fedavg", "--task", "support2", "--rounds", "2"]
+    call(*command, "--out", "here", cwd=tmp_path)
+    assert (tmp_path / "here" / "report.html").is_file() and (tmp_path / "here" / "model.pt").is_file()
+    assert call(folder / "bin" / "fairflare", "--version", cwd=tmp_path).strip().endswith(__version__)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedProx: local training that a proximal term keeps near the received model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, LocalWork, Paper
+from fairflare.functional.proximal import add_proximal
+from fairflare.trainers.base import Trainer
+
+PAPER = Paper(
+    "Li et al.",
+    "Federated Optimization in Heterogeneous Networks",
+    "MLSys",
+    2020,
+    "https://arxiv.org/abs/1812.06127",
+)
+
+
+@trainer("fedprox")
+@dataclass(frozen=True)
+class FedProx(Trainer):
+    """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters (Eq. 2), with the task's optimizer.
+
+    Args:
+        mu: weight of the proximal term, >= 0; 0 is plain training. The authors try 0.001, 0.01, 0.1 and 1.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise ValueError(f"mu must be finite and >= 0, got {self.mu}")
+
+    def setup(self, work: LocalWork) -> None:
+        """Keep the parameters that the round starts from, w^t, on the device."""
+        work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One optimizer step along grad f(w) + mu (w - w^t); returns f(w), without the term."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(work, objective, batch)
+        add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
+        optimizer.step()
+        return loss
+
+
+method(
+    "fedprox",
+    title="FedProx",
+    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
+    paper=PAPER,
+    rule="fedavg",
+    trainer="fedprox",
+)

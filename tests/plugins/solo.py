@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Solo: every site trains alone; what it would have without the federation, in the same tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fairflare.core.registry import method
+from fairflare.core.types import Info, Paper, Reply, StateDict
+from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares
+
+TITLE = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+PAPER = Paper("McMahan et al.", TITLE, "AISTATS", 2017, "https://arxiv.org/abs/1602.05629")
+
+
+@method("solo", title="Solo", summary="Every site trains alone, with a model of its own.", paper=PAPER)
+@dataclass(frozen=True)
+class Solo(Rule):
+    """Each site is given back the model that it has just trained; the shared one is their mean by n_k.
+
+    All sites begin at the same model, so that the shared one is FedAvg's with a single round of T times the epochs.
+    """
+
+    own_models = True
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """The weights are those of the mean."""
+        own = {r.site: add_weighted(info.models.get(r.site, model), [r], {r.site: 1.0}) for r in replies}
+        away = [replace(r, update={key: own[r.site][key] - model[key] for key in r.update}) for r in replies]
+        weights = example_shares(replies)
+        return Outcome(add_weighted(model, away, weights), weights, state, models=own)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract that every method obeys; what is particular to ditto is in unit/test_personal.py."""
+
+from pathlib import Path
+
+import pytest
+
+from fairflare.core.registry import get_method
+from fairflare.testing import check_trainer
+from fairflare.testing.laws import CHECKS
+from plugin_files import FOLDER
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+def test_contract(plugin, check):
+    check(get_method("ditto"))
+
+
+def test_contract_of_its_trainer(plugin):
+    check_trainer("ditto")
+
+
+def test_it_is_one_short_file():
+    assert len(Path(FOLDER, "ditto.py").read_text().splitlines()) <= 80

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that sites sent, labelled by their declarations."""
+
+import pytest
+
+from fairflare.report.numbers import number_table
+from fairflare.report.page import render_run
+from fairflare.report.summary import summarise
+from fairflare.report.values import MISSING
+
+
+def test_a_number_stands_under_its_declared_meaning(inputs, self_contained):
+    inputs["entries"][4]["accepted"]["site-2"]["scalars"]["sharpness"] = 0.0234
+    summary = summarise(**inputs)
+    (found,) = summary["numbers"]
+    assert (found["name"], found["meaning"], found["count"]) == ("sharpness", "perturbed loss minus loss", 1)
+    assert [row["site"] for row in found["rows"]] == ["site-1", "site-2", "site-10"]
+    assert found["rows"][1] == {"site": "site-2", "round": 4, "low": 0.0234, "high": 0.0234}
+    html = render_run(summary)
+    self_contained(html)
+    assert "<code>sharpness</code>: perturbed loss minus loss." in html and ">0.023<" in html
+
+
+def test_the_label_is_the_declaration_s(inputs):
+    inputs["config"]["about"]["numbers"] = {"sharpness": "how steep it is"}
+    assert "<code>sharpness</code>: how steep it is." in render_run(summarise(**inputs))
+    inputs["config"]["about"]["numbers"] = {}
+    assert "<code>sharpness</code>: not described." in render_run(summarise(**inputs))
+
+
+def test_a_family_is_one_column_with_its_ends(inputs):
+    for record in inputs["entries"][1:5]:
+        for reply in record["accepted"].values():
+            reply["scalars"] = {"group_loss/a": 0.5, "group_loss/b": 1.5}
+    inputs["config"]["about"]["numbers"] = {"group_loss/a": "mean loss on group a"}
+    table = number_table(summarise(**inputs)["numbers"])
+    assert table["columns"] == ["group_loss/..."]
+    assert table["rows"][0] == {"site": "site-1", "cells": ["0.500 to 1.500"]}
+    assert table["meanings"] == [("group_loss/...", 2, "mean loss on group a")]
+
+
+def test_a_site_that_lacks_a_number_has_a_dash(inputs):
+    inputs["entries"][4]["accepted"]["site-1"]["scalars"] = {"loss": 2.5}
+    table = number_table(summarise(**inputs)["numbers"])
+    assert table["columns"] == ["loss", "sharpness"]
+    assert [(row["site"], row["cells"]) for row in table["rows"]] == [
+        ("site-1", ["2.500", MISSING]),
+        ("site-2", [MISSING, "0.100"]),
+        ("site-10", [MISSING, "0.100"]),
+    ]
+
+
+@pytest.mark.parametrize("junk", [{}, {"sharpness": None}, {"sharpness": "x"}, 3])
+def test_a_run_without_numbers_shows_none(inputs, junk):
+    for record in inputs["entries"][1:5]:
+        for reply in record["accepted"].values():
+            reply["scalars"] = junk
+    summary = summarise(**inputs)
+    assert summary["numbers"] == [] and number_table([]) is None
+    assert "What sites measured" not in render_run(summary)
+
+
+def test_counts_and_bytes_are_whole(inputs):
+    for record in inputs["entries"][1:5]:
+        record["bytes"] = {site: {"down": 1000, "up": 250} for site in record["accepted"]}
+        for reply in record["accepted"].values():
+            reply["steps"] = 6.0
+    summary = summarise(**inputs)
+    assert summary["traffic"] == {"down": 11_000, "up": 2_750}
+    assert number_table(summary["numbers"])["columns"] == ["sharpness", "steps"]
+    assert number_table(summary["numbers"])["rows"][0]["cells"] == ["0.100", "6"]
+    html = render_run(summary)
+    assert "11 kB were sent to the sites and 2.75 kB came from them" in html
+
+
+def test_a_log_without_bytes_says_nothing_of_them(summary):
+    assert summary["traffic"] == {"down": None, "up": None}
+    assert "were sent to the sites" not in render_run(summary)

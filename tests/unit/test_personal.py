@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Personal models and personal entries: what stays at a site, what leaves it, and what is evaluated there."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from fairflare.build.config import make_config
+from fairflare.build.config_checks import _check_sites
+from fairflare.core.errors import UserError
+from fairflare.core.types import Round
+from fairflare.federation.gate import Gate, inspect_evaluation
+from fairflare.federation.in_process import InProcess
+from fairflare.federation.memory import SiteMemory, claimed, forget, personal_file
+from fairflare.federation.messages import Answer, Instruction
+from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.rules.fedavg import FedAvg
+from fairflare.trainers.sgd import PlainTrainer
+from helpers import initial_model, make_federation, make_sites, small_network
+from plugin_files import loaded
+
+NORM = frozenset(key for key in initial_model() if key.startswith("1."))
+NUMBERS = {"accuracy": 0.5}
+RESULTS = {"val": NUMBERS, "test": NUMBERS, "n": {"val": 8.0, "test": 8.0}, "groups": {"val": {}, "test": {}}}
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    with loaded("fedbn", "ditto", "fedprox") as found:
+        yield {"fedbn": found["fedbn"].FedBN(), "ditto": found["ditto"].Ditto(), "fedprox": found["fedprox"].FedProx()}
+
+
+def plain_network():
+    """Without dropout, whose draws two models would share."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def a_site(trainer, path=None, network=None):
+    site = make_sites(1, trainer=trainer, probes=(), network=network or small_network())["site-1"]
+    return dataclasses.replace(site, memory=SiteMemory(path))
+
+
+def trained(site, round, model):
+    return site.handle(Instruction("train", Round(round, 3), model))
+
+
+def evaluated(site, model, round=3):
+    return site.handle(Instruction("evaluate", Round(round, round), model))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(trainers):
+    site = a_site(trainers["fedbn"])
+    assert trainers["fedbn"].personal_entries(initial_model()) == NORM
+    first = trained(site, 1, initial_model())
+    floating = {key for key, value in initial_model().items() if value.is_floating_point()}
+    assert set(first.update) == floating - NORM
+    kept = {key: value.clone() for key, value in site.network.state_dict().items() if key in NORM}
+    assert not torch.equal(kept["1.running_mean"], initial_model()["1.running_mean"])
+    start = site.trainer.site_model(initial_model(), site.memory.before(2))
+    assert all(torch.equal(start[key], kept[key]) for key in NORM)
+    assert all(torch.equal(start[key], initial_model()[key]) for key in set(start) - NORM)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "ditto"])
+def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, name, tmp_path):
+    path = tmp_path / "site-1.pt"
+    site = a_site(trainers[name], path)
+    trained(site, 1, initial_model())
+    once = trained(site, 2, initial_model()).update
+    saved = torch.load(personal_file(path), weights_only=True)
+    again = a_site(trainers[name], path)
+    assert same(once, trained(again, 2, initial_model()).update)
+    assert same(saved, torch.load(personal_file(path), weights_only=True))
+    fresh = a_site(trainers[name], tmp_path / "other.pt")
+    trained(fresh, 2, initial_model())
+    assert not same(saved, torch.load(personal_file(tmp_path / "other.pt"), weights_only=True)), "nothing was kept"
+
+
+@pytest.mark.parametrize("name", ["fedbn", "ditto"])
+def test_the_personal_model_is_evaluated_beside_the_shared_one_and_is_what_its_file_holds(trainers, name, tmp_path):
+    path = tmp_path / "site-1.pt"
+    site = a_site(trainers[name], path)
+    for round in (1, 2, 3):
+        trained(site, round, initial_model())
+    answer = evaluated(site, initial_model())
+    assert answer.update is None and answer.personal.keys() == answer.metrics.keys()
+    model = torch.load(personal_file(path), weights_only=True)
+    site.network.load_state_dict(model)
+    assert answer.personal["test"] == site._score("test")
+    site.network.load_state_dict(initial_model())
+    assert answer.metrics["test"] == site._score("test")
+
+
+def test_only_the_final_model_of_the_run_is_paired_with_the_personal_one(trainers, tmp_path):
+    """FLARE's evaluation workflows show models of their own: the site's file stays what it was."""
+    path = tmp_path / "site-1.pt"
+    site = a_site(trainers["fedbn"], path)
+    trained(site, 1, initial_model())
+    before = personal_file(path).read_bytes()
+    other = {key: value + 1 if value.is_floating_point() else value for key, value in initial_model().items()}
+    assert evaluated(site, other, round=1).personal == {} and personal_file(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("spoilt", ["nothing", "another shape", "one entry more"])
+def test_a_model_that_is_none_leaves_the_personal_file_as_it_was(trainers, spoilt, tmp_path):
+    path = tmp_path / "site-1.pt"
+    site = a_site(trainers["fedbn"], path)
+    for round in (1, 2, 3):
+        trained(site, round, initial_model())
+    before = personal_file(path).read_bytes()
+    model = {
+        "nothing": {},
+        "another shape": initial_model() | {"0.weight": torch.zeros(1)},
+        "one entry more": initial_model() | {"patients": torch.zeros(3)},
+    }[spoilt]
+    with pytest.raises(RuntimeError):
+        evaluated(site, model)
+    assert personal_file(path).read_bytes() == before
+
+
+def test_a_site_that_has_not_trained_has_no_personal_results(trainers, tmp_path):
+    site = a_site(trainers["ditto"], tmp_path / "site-1.pt")
+    assert evaluated(site, initial_model()).personal == {} and not list(tmp_path.iterdir())
+
+
+def test_ditto_shares_the_very_model_that_fedavg_shares(trainers):
+    model = {key: value.clone() for key, value in plain_network().state_dict().items()}
+    updates = [
+        trained(a_site(t, network=plain_network()), 1, model).update for t in (trainers["ditto"], PlainTrainer())
+    ]
+    assert same(*updates)
+
+
+def test_ditto_with_a_large_lambda_stays_near_the_shared_model_and_with_none_does_not(trainers):
+    model, far = {key: value.clone() for key, value in plain_network().state_dict().items()}, []
+    for lam in (10.0, 0.0):
+        site = a_site(dataclasses.replace(trainers["ditto"], lam=lam), network=plain_network())
+        trained(site, 1, model)
+        own = site.memory.at(1)["personal"]
+        far.append(sum(float((own[key] - model[key]).square().sum()) for key in model))
+    assert 0 < far[0] < far[1] / 2
+
+
+def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_moves_less(trainers):
+    ways = (PlainTrainer(), *(dataclasses.replace(trainers["fedprox"], mu=mu) for mu in (0.0, 10.0)))
+    plain, none, large = (trained(a_site(way), 1, initial_model()).update for way in ways)
+    assert same(plain, none)
+    assert large["0.weight"].norm() < plain["0.weight"].norm() * 0.8
+
+
+@pytest.mark.parametrize("name, bad", [("ditto", {"lam": -1.0}), ("fedprox", {"mu": float("nan")})])
+def test_bad_parameters_are_named(trainers, name, bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        dataclasses.replace(trainers[name], **bad)
+
+
+def test_fedbn_needs_batchnorm(trainers):
+    with pytest.raises(UserError, match="BatchNorm"):
+        trainers["fedbn"].personal_entries(plain_network().state_dict())
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetful(PlainTrainer):
+    """Says that it keeps a personal model, and leaves a part of one."""
+
+    keeps_personal_model = True
+
+    def finish(self, work):
+        work.personal = {"0.weight": torch.zeros(1)}
+
+
+def test_a_trainer_that_leaves_no_whole_model_is_an_error_at_the_site():
+    with pytest.raises(RuntimeError, match="Forgetful: expected a whole model"):
+        trained(a_site(Forgetful()), 1, initial_model())
+
+
+def gate(**changes):
+    return dataclasses.replace(Gate(frozenset(dict(small_network().named_parameters())), personal=NORM), **changes)
+
+
+def test_the_gate_expects_no_personal_entry_and_leaves_the_servers_as_they_are(trainers):
+    answer = trained(a_site(trainers["fedbn"]), 1, initial_model())
+    (reply,) = gate().inspect([answer], initial_model(), 1, {}).replies
+    assert all(float(reply.update[key].abs().sum()) == 0 for key in NORM if key in reply.update)
+    assert set(reply.update) == {key for key, value in initial_model().items() if value.is_floating_point()}
+    assert torch.equal(reply.update["0.weight"], answer.update["0.weight"])
+
+
+def test_the_gate_refuses_an_update_with_personal_entries(trainers):
+    answer = trained(a_site(trainers["fedbn"]), 1, initial_model())
+    more = dataclasses.replace(answer, update=answer.update | {"1.running_mean": torch.ones(6)})
+    (refused,) = gate().inspect([more], initial_model(), 1, {}).rejections
+    assert refused.code == "keys" and "1.running_mean" in refused.detail
+
+
+def egress(**changes):
+    shared = {key: value for key, value in initial_model().items() if key not in NORM}
+    return dataclasses.replace(Egress(shared, (), ("accuracy",), (), personal=True), **changes)
+
+
+def test_egress_lets_no_personal_entry_leave(trainers):
+    answer = trained(a_site(trainers["fedbn"]), 1, initial_model())
+    answer = dataclasses.replace(answer, metrics={})
+    egress().check("train", answer)
+    with pytest.raises(EgressRefused, match="names"):
+        egress().check("train", dataclasses.replace(answer, update=answer.update | {"1.weight": torch.ones(6)}))
+
+
+@pytest.mark.parametrize(
+    "task, personal, keeps",
+    [
+        ("evaluate", RESULTS, False),
+        ("evaluate", {"model": {"w": 1.0}}, True),
+        ("evaluate", {"test": {"accuracy": 1.5}}, True),
+        ("evaluate", {"test": {"weight 17": 0.5}}, True),
+        ("compare", RESULTS, True),
+        ("submit_model", RESULTS, True),
+    ],
+    ids=str,
+)
+def test_egress_refuses_personal_results_that_were_not_agreed_on(task, personal, keeps):
+    answer = Answer("site-1", round=3, metrics=RESULTS if task == "evaluate" else {}, personal=personal)
+    egress().check("evaluate", dataclasses.replace(answer, metrics=RESULTS, personal=RESULTS))
+    with pytest.raises(EgressRefused):
+        egress(personal=keeps).check(task, answer)
+
+
+def test_a_personal_model_does_not_leave_as_an_answer_to_submit_model():
+    model = {key: value for key, value in initial_model().items() if value.is_floating_point()}
+    with pytest.raises(EgressRefused, match="weights in an answer to submit_model"):
+        egress(model=initial_model()).check("submit_model", Answer("site-1", round=3, update=model))
+    with pytest.raises(ValueError, match="unknown task"):
+        a_site(PlainTrainer()).handle(Instruction("submit_model", Round(3, 3), initial_model()))
+
+
+@pytest.mark.parametrize("bad", [{"x": 1}, [1], "a model", torch.ones(2), {"test": NUMBERS}], ids=str)
+def test_the_server_refuses_personal_results_in_a_run_without_personal_models(bad):
+    answer = Answer("site-1", round=3, metrics=RESULTS, personal=bad)
+    found, rejections = inspect_evaluation([answer], 3)
+    assert found == {} and rejections[0].code == "personal"
+
+
+def test_the_server_keeps_what_it_can_use_of_personal_results():
+    odd = RESULTS | {"test": {"accuracy": 7.0}}
+    found, rejections = inspect_evaluation([Answer("s", round=3, metrics=RESULTS, personal=odd)], 3, personal=True)
+    assert not rejections and found["s"]["test"] == NUMBERS
+    assert found["s"]["personal"]["test"] == {} and found["s"]["personal"]["val"] == NUMBERS
+    found, rejections = inspect_evaluation([Answer("s", round=3, metrics=RESULTS, personal=[1])], 3, personal=True)
+    assert not found and rejections[0].code == "metrics"
+
+
+def test_a_federation_leaves_the_servers_personal_entries_alone_and_logs_both_results(trainers, tmp_path):
+    sites = make_sites(trainer=trainers["fedbn"], probes=())
+    federation = make_federation(tmp_path, InProcess(sites), rule=FedAvg())
+    federation.gate = gate(personal_results=True)
+    final = federation.run(initial_model())
+    assert all(torch.equal(final[key], initial_model()[key]) for key in NORM)
+    assert not torch.equal(final["0.weight"], initial_model()["0.weight"])
+    entry = next(e for e in federation._audit.__class__(tmp_path / "audit.jsonl").entries if e["event"] == "evaluation")
+    for answer in entry["sites"].values():
+        assert set(answer["personal"]) == {"val", "test", "n", "groups"} and answer["personal"]["test"]
+
+
+def test_a_runs_end_forgets_memories_and_keeps_personal_models(trainers, tmp_path):
+    site = a_site(trainers["ditto"], tmp_path / "sites" / "site-1.pt")
+    trained(site, 1, initial_model())
+    forget(tmp_path / "sites", ["site-1"])
+    assert [item.name for item in (tmp_path / "sites").iterdir()] == ["site-1.personal.pt"]
+
+
+def test_half_a_personal_model_of_a_killed_process_is_cleared_and_a_whole_one_stays(tmp_path):
+    for name in (".site-1.personal.pt.abcd1234.tmp", "site-1.personal.pt", ".other.personal.pt.abcd1234.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    with claimed(tmp_path / "site-1.pt"):
+        left = sorted(item.name for item in tmp_path.iterdir() if item.suffix != ".lock")
+    assert left == [".other.personal.pt.abcd1234.tmp", "site-1.personal.pt"]
+
+
+def test_no_site_is_called_as_another_ones_personal_model():
+    with pytest.raises(UserError, match=r"site_names: expected names that do not end in \.personal"):
+        _check_sites(make_config("fedavg", "support2"), ["a", "a.personal"])

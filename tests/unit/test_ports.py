@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two simulators never choose the same port."""
+
+import multiprocessing
+import sys
+
+import pytest
+
+from fairflare.flare import ports
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
+
+
+def _take(queue, done):
+    queue.put(ports.reserved_ports(2, lambda number: [41001, 41002][-number:]))
+    done.wait(30)
+
+
+def test_a_port_that_another_process_has_reserved_is_not_taken():
+    context = multiprocessing.get_context("spawn")
+    queue, done = context.Queue(), context.Event()
+    other = context.Process(target=_take, args=(queue, done))
+    other.start()
+    assert queue.get(timeout=60) == [41001, 41002]
+    offered = iter([[41001, 41002], [41002, 41003], [41004]])
+    assert ports.reserved_ports(2, lambda number: next(offered)) == [41003, 41004]
+    done.set()
+    other.join(30)
+    assert ports.reserved_ports(1, lambda number: [41001]) == [41001]
+
+
+def test_the_simulator_asks_for_reserved_ports(monkeypatch):
+    from nvflare.private.fed.app.deployer import simulator_deployer
+    from nvflare.private.fed.app.simulator import simulator_runner
+
+    for module in (simulator_deployer, simulator_runner):
+        monkeypatch.setattr(module, "get_open_ports", None)
+    ports.reserve_ports()
+    one, other = simulator_runner.get_open_ports(1), simulator_deployer.get_open_ports(1)
+    assert one != other and not ports._reserve(one[0]) and not ports._reserve(other[0])

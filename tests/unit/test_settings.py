@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings have owners: full names, bare ones while they are unique, shared quantities, and both formats on disk."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fairflare.app.arguments import on_grid, own_names, own_pairs
+from fairflare.app.comparison import arms
+from fairflare.app.describe import method_rows, part_rows
+from fairflare.build.assembly import build_parts, run_local
+from fairflare.build.config import RunConfig, make_config
+from fairflare.build.method_parts import default_parts
+from fairflare.core import plugins, registry
+from fairflare.core.errors import UserError
+from fairflare.core.settings import Owners, flat, nested, owned
+from fairflare.core.types import Paper
+from fairflare.federation.audit import model_hash
+from fairflare.trainers.sgd import PlainTrainer
+
+TASK = "support2"
+OLD = Path(__file__).parent / "config_format_1"
+HASHES = {
+    "fedavg-support2": "f00d50c349a6e7a2949dc455e4de37012262a3546e05e70e7bbfc7f875429cca",
+    "fedism-support2-q3": "052fb3c97043f3b4b91b0d7e437b7ec539bd08fa97a14e3f558c1ece7926d15e",
+    "fedism-plus-sam": "d2e6625608712447d515dd6b42ad24bf58735c92fc73b7917b2425da50627dc8",
+    "fedism-plus-reference-ich": "ca90a8920ca9313d577fb9585b6c169d7ee87d06e66b16b446f6c47f5f8471ba",
+    "fedlwr-reference-brain": "05897538b6041581ccd5fedac080008f11d9f146ad8121ad0ea6404f9f4f35a5",
+    "fedufo-groups": "48b1b216811b44d42d62244cd69a42c21663a54905790dc7894511ba2baa7c86",
+    "fedce-brain": "b2e243e2e4581e9a7a196dfce09c989f6ec742cd5b4b37ebfb1cf761d0747ea7",
+    "fedheal-sums": "0948f3627637e6fbb20689f82c2e941f87fad9e65ead256267b1d0626ca5ffad",
+    "fedism-plus-masks": "8495d89d150b80ec72b4766ba54313ca79a978aae74fd12f6ac6990c10be7a26",
+}
+"""What version 0.1 said that the configurations in ``OLD``, which it wrote, hash to."""
+
+
+@pytest.fixture
+def alpha(monkeypatch):
+    """A trainer with a parameter that table tasks have too, and a method that measures sharpness whatever trains."""
+    registry.methods()
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(registry, "_parts", {kind: dict(table) for kind, table in registry._parts.items()})
+
+    @registry.trainer("alpha")
+    @dataclasses.dataclass(frozen=True)
+    class Alpha(PlainTrainer):
+        alpha: float = 0.25
+
+    paper = Paper("A", "t", "v", 2026, "https://example.org")
+    registry.method("watched", title="W", summary="s", rule="fedavg", probes=("sharpness",), paper=paper)
+    registry.methods()
+    yield
+    registry._whole -= {"watched", "watched-sam"}
+    plugins.forget()
+
+
+def config(method="fedavg", task=TASK, **values):
+    return make_config(method, task, values=values)
+
+
+def test_a_trainers_alpha_is_not_the_dirichlet_alpha(alpha):
+    plain = config(task="support2:dirichlet")
+    found = config(task="support2:dirichlet", trainer="alpha", **{"trainer.alpha": "0.75"})
+    assert build_parts(found).trainer.alpha == 0.75 and found.options == plain.options
+    other = config(task="support2:dirichlet", trainer="alpha", **{"task.alpha": "0.75"})
+    assert build_parts(other).trainer.alpha == 0.25 and other.options["alpha"] == 0.75
+
+
+def test_a_bare_name_of_two_owners_is_refused_with_both(alpha):
+    with pytest.raises(UserError, match=r"^alpha: belongs to several; expected one of trainer.alpha, task.alpha$"):
+        config(task="support2:dirichlet", trainer="alpha", alpha="0.75")
+    assert config(task="support2:dirichlet", alpha="0.75").options["alpha"] == 0.75
+
+
+def test_sam_keeps_its_radius_beside_a_sharpness_probe(alpha):
+    """The probe's default is not the trainer's."""
+    parts = default_parts("watched")
+    assert parts.probes[0].rho_max == 0.1
+    found = config("watched", trainer="sam")
+    assert found.settings["trainer.rho_max"] == 0.05 and found.settings["probe.sharpness.rho_max"] == 0.1
+    assert build_parts(found).trainer.rho_max == 0.05
+    with pytest.raises(UserError, match="^rho_max: belongs to several; expected one of trainer.rho_max, probe.sharpn"):
+        config("watched", trainer="sam", rho_max="0.3")
+
+
+def test_fedism_plus_with_sam_shares_its_radius():
+    parts = build_parts(config("fedism-plus", trainer="sam", rho_max="0.3"))
+    assert parts.trainer.rho_max == parts.probes[0].rho_max == 0.3
+    parts = build_parts(config("fedism-plus", trainer="sam"))
+    assert parts.trainer.rho_max == parts.probes[0].rho_max == 0.1 and parts.trainer.rho_tau == 0.5
+    parts = build_parts(config("fedism-plus", **{"trainer.rho_max": "0.3"}))
+    assert (parts.trainer.rho_max, parts.probes[0].rho_max) == (0.3, 0.1)
+
+
+def test_a_shared_quantity_without_a_value_is_that_of_the_first_part(alpha):
+    paper = Paper("A", "t", "v", 2026, "https://example.org")
+    both = {"rho_max": ("trainer.rho_max", "probe.sharpness.rho_max")}
+    kinds = {"rule": "fedavg", "trainer": "sam", "probes": ("sharpness",)}
+    registry.method("watched-sam", title="W", summary="s", **kinds, paper=paper, shared=both)
+    found = config("watched-sam").settings
+    assert found["trainer.rho_max"] == found["probe.sharpness.rho_max"] == 0.05
+    assert default_parts("watched-sam", {"rho_max": 0.3}).probes[0].rho_max == 0.3
+    assert found["probe.sharpness.rho_tau"] == 0.5 and found["trainer.rho_tau"] == 0.0
+
+
+def test_a_presets_bare_name_stands_for_every_part_that_has_it(alpha):
+    owners = Owners(registry.owners(registry.get_method("watched"), trainer="sam"))
+    found = owners.spread({"rho_max": 0.02, "trainer.rho_tau": 1.0, "q": 3})
+    assert {full: given.value for full, given in found.items()} == {
+        "trainer.rho_max": 0.02,
+        "probe.sharpness.rho_max": 0.02,
+        "trainer.rho_tau": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "shared, text",
+    [
+        ({"r": ("trainer.nosuch",)}, "shared 'r': unknown key 'trainer.nosuch'"),
+        ({"r": "trainer.rho_max"}, "shared 'r': expected a name, and a tuple"),
+        ({"": ("trainer.rho_max",)}, "shared '': expected a name"),
+        ({3: ("trainer.rho_max",)}, "shared 3: expected a name"),
+    ],
+)
+def test_a_wrong_shared_quantity_is_one_line(alpha, shared, text):
+    paper = Paper("A", "t", "v", 2026, "https://example.org")
+    registry.method("watched-sam", title="W", summary="s", rule="fedavg", trainer="sam", paper=paper, shared=shared)
+    with pytest.raises(UserError, match=f"method 'watched-sam': {text}"):
+        registry.methods()
+
+
+def test_commands_without_parts_take_a_tasks_full_names():
+    assert own_names({"task.size": "3", "labels": "2", "rule.q": 1}, "task") == {
+        "size": "3",
+        "labels": "2",
+        "rule.q": 1,
+    }
+    with pytest.raises(UserError, match="--set: 'size' is given twice"):
+        own_names({"task.size": "3", "size": "4"}, "task")
+
+
+def test_a_shared_name_works_where_only_some_have_it():
+    found = config("fedism-plus", trainer="sgd", rho_max="0.3")
+    assert found.settings["probe.sharpness.rho_max"] == 0.3 and "trainer.rho_max" not in found.settings
+
+
+@pytest.mark.parametrize("method", registry.methods())
+def test_every_setting_of_the_packages_methods_has_a_short_name(method):
+    entry = registry.get_method(method)
+    assert not [name for name in Owners(registry.owners(entry), entry.shared).names() if "." in name]
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ({"rule.qq": 1}, "unknown key 'rule.qq'; known: rule.beta, .*rule.weighting$"),
+        ({"nosuch.q": 1}, "unknown key 'nosuch.q'; known: .*weighting"),
+        ({"probe.q": 1}, "unknown key 'probe.q'"),
+        ({"rule.q": "two"}, "rule.q: expected a number, got 'two'"),
+        ({"q": 1, "rule.q": 2}, "rule.q: is given twice, as q and as rule.q"),
+        ({"rho_max": 1, "trainer.rho_max": 2}, "trainer.rho_max: is given twice, as rho_max and as trainer.rho_max"),
+        ({"trainer": "sam", "run.trainer": "sgd"}, "run.trainer: is given twice"),
+        ({"trainer": ""}, "unknown trainer ''"),
+        ({"run.min_sites": 9}, "min_sites: expected at most the task's 4 sites, got 9"),
+        ({"selector": "some"}, "unknown selector 'some'; known: all, list, share"),
+        ({"selector": "share", "share": "0"}, "share must be above 0"),
+        ({"selector": "share", "select.share": "half"}, "select.share: expected a number, got 'half'"),
+        ({"select.share": "0.5"}, "unknown key 'select.share'"),
+        ({"selector": "list"}, "select.sites: expected names among .*, got none"),
+        ({"selector": "list", "sites": "nowhere"}, "select.sites: expected names among .*, got 'nowhere'"),
+        ({"server_optimizer": "lion"}, "unknown server optimizer 'lion'; known: adagrad, adam, momentum, none, yogi"),
+        ({"server_optimizer": "adam", "lr": 1}, "lr: belongs to several; expected one of server.lr, train.lr"),
+        ({"server_optimizer": "adam", "server.tau": 0}, "tau must be > 0"),
+    ],
+)
+def test_mistakes_are_one_line(values, text):
+    with pytest.raises(UserError, match=f"^{text}"):
+        config("fedism", **values)
+
+
+def test_full_names_reach_every_owner():
+    found = make_config(
+        "fedism",
+        "support2:dirichlet",
+        values={
+            "rule.q": "3",
+            "trainer.gsam_alpha": "0.2",
+            "probe.sharpness.probe_batch": "32",
+            "train.lr": "0.01",
+            "train.rounds": "7",
+            "task.alpha": "0.4",
+            "run.min_sites": "3",
+            "run.trainer": "gsam",
+            "selector": "share",
+            "select.share": "0.75",
+            "server_optimizer": "yogi",
+            "server.lr": "0.5",
+        },
+    )
+    parts = build_parts(found)
+    assert (parts.rule.q, parts.trainer.gsam_alpha, parts.probes[0].probe_batch) == (3, 0.2, 32)
+    assert (parts.selector.share, parts.server_optimizer.lr, parts.server_optimizer.beta2) == (0.75, 0.5, 0.99)
+    assert (found.training["lr"], found.training["rounds"], found.options["alpha"], found.min_sites) == (
+        0.01,
+        7,
+        0.4,
+        3,
+    )
+    assert owned(found.settings, "server") == {"lr": 0.5, "beta1": 0.9, "tau": 1e-3, "v_start": "tau", "beta2": 0.99}
+
+
+def test_the_quorum_follows_the_selected_sites():
+    assert make_config("fedavg", "support2:dirichlet", sites=20).min_sites == 10
+    share = {"selector": "share", "share": "0.2"}
+    assert make_config("fedavg", "support2:dirichlet", sites=20, values=share).min_sites == 2
+    names = list(make_parts_sites("support2:dirichlet", 5))
+    few = {"selector": "list", "sites": ",".join(names[:2])}
+    assert make_config("fedavg", "support2:dirichlet", sites=5, values=few).min_sites == 2
+    with pytest.raises(UserError, match="min_sites: expected at most the 2 sites that selector list asks, got 3"):
+        make_config("fedavg", "support2:dirichlet", sites=5, values=few | {"min_sites": 3})
+
+
+def make_parts_sites(task, count):
+    from fairflare.build.assembly import site_names
+
+    return site_names(make_config("fedavg", task, sites=count))
+
+
+@pytest.mark.parametrize("secure_sum", ["none", "masks"])
+def test_a_run_selects_and_steps(tmp_path, secure_sum):
+    values = {"selector": "share", "share": "0.5", "server_optimizer": "momentum", "server.beta": "0.5"}
+    chosen = make_config(
+        "fedism", "support2:dirichlet", sites=6, rounds=3, seed=1, values=values | {"secure_sum": secure_sum}
+    )
+    (tmp_path / "run").mkdir()
+    final = run_local(chosen, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if line["event"] == "round"]
+    assert all(len(line["accepted"]) == 3 and line["rejected"] == {} for line in rounds)
+    assert len({tuple(line["selected"]) for line in rounds}) > 1
+    (tmp_path / "plain").mkdir()
+    plain = run_local(dataclasses.replace(chosen, **of_plain(chosen)), tmp_path / "plain")
+    assert model_hash(final) != model_hash(plain)
+
+
+def of_plain(chosen):
+    settings = {key: value for key, value in chosen.settings.items() if not key.startswith("server.")}
+    return {"server_optimizer": "none", "settings": settings}
+
+
+def test_a_comparisons_arm_overrides_what_all_share():
+    found = arms(["fedism-plus", "fedism-plus:trainer.rho_max=0.4"], TASK, [0], values={"rho_max": "0.2"})
+    radii = [(c.settings["trainer.rho_max"], c.settings["probe.sharpness.rho_max"]) for _, c in found]
+    assert radii == [(0.2, 0.2), (0.4, 0.2)]
+    adam = "fedavg:server_optimizer=adam,server.lr=0.1"
+    (_, plain), (_, stepped) = arms(["fedavg", adam], TASK, [0], values={"train.lr": "0.02"})
+    assert plain.training == stepped.training and stepped.settings["server.lr"] == 0.1
+
+
+def test_data_seeds_are_the_comparisons_own_by_either_name():
+    with pytest.raises(UserError, match="data_seed: expected the same for all methods"):
+        arms(["fedavg:task.data_seed=3"], "support2:dirichlet", [0])
+    found = arms(["fedavg"], "support2:dirichlet", [0, 1], values={"task.data_seed": "7"})
+    assert [c.options["data_seed"] for _, c in found] == [7, 7]
+
+
+def test_grids_take_full_names_and_those_of_chosen_parts():
+    assert on_grid(("fedavg", "fedism"), ("rule.q=1,2",)) == ["fedavg", "fedism:rule.q=1", "fedism:rule.q=2"]
+    label = "fedavg:server_optimizer=adam"
+    assert on_grid((label, "fedavg"), ("server.lr=0.1,1",)) == [
+        f"{label},server.lr=0.1",
+        f"{label},server.lr=1",
+        "fedavg",
+    ]
+    assert on_grid(("fedism",), ("rho_max=0.1,0.2",)) == ["fedism:rho_max=0.1", "fedism:rho_max=0.2"]
+    with pytest.raises(UserError, match="no METHOD has the key 'server.lr'"):
+        on_grid(("fedavg",), ("server.lr=0.1",))
+
+
+def test_a_folders_pairs_give_way_to_full_names():
+    assert own_pairs(("labels=a,b", "size=3"), ("task.labels=c,d",)) == ("size=3", "task.labels=c,d")
+
+
+def test_rows_name_parts_and_short_keys(alpha):
+    row = {r["id"]: r for r in method_rows()}["fedism"]
+    assert (row["selector"], row["server_optimizer"]) == ("all", "none")
+    assert row["parameters"]["rho_max"] == 0.05 and row["parameters"]["q"] == 2.0
+    parts = {(r["kind"], r["id"]): r for r in part_rows()}
+    assert parts["server optimizer", "adam"]["parameters"]["lr"] == 0.01 and parts["selector", "share"]["summary"]
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_format_1_is_read_and_keeps_its_hash(name):
+    content = json.loads((OLD / f"{name}.json").read_text())
+    found = RunConfig.from_json(content)
+    assert found.sha256() == HASHES[name]
+    assert {**found.to_json(), "title": "T", "env": "local"} == content
+    assert RunConfig.from_json(json.loads(json.dumps(found.to_json()))) == found
+    build_parts(found, at_site=True)
+
+
+def test_format_1_and_2_of_the_same_choices_are_the_same_run():
+    old = RunConfig.from_json(json.loads((OLD / "fedism-support2-q3.json").read_text()))
+    new = config("fedism", q=3, min_count=5)
+    assert old == new and old.sha256() != new.sha256()
+    assert (old.to_json()["format"], new.to_json()["format"]) == (1, 2)
+    assert new.to_json()["settings"]["trainer"]["rho_max"] == 0.05 and "rho_max" not in new.to_json()["settings"]
+
+
+def test_format_1_keeps_one_value_for_all_parts():
+    parts = build_parts(RunConfig.from_json(json.loads((OLD / "fedism-plus-sam.json").read_text())))
+    assert parts.trainer.rho_max == parts.probes[0].rho_max == 0.2
+
+
+def test_a_run_begun_in_format_1_ends_with_its_bits(tmp_path):
+    old = RunConfig.from_json(json.loads((OLD / "fedism-plus-sam.json").read_text()))
+    new = make_config(
+        "fedism-plus",
+        "support2:dirichlet",
+        sites=3,
+        rounds=2,
+        values={"trainer": "sam", "rho_max": "0.2", "group_by": "sex"},
+    )
+    finals = []
+    for one in (old, new):
+        folder = tmp_path / str(one.format)
+        folder.mkdir()
+        finals.append(model_hash(run_local(one, folder)))
+        assert RunConfig.from_json(json.loads((folder / "config.json").read_text())).format == one.format
+    assert old == new and finals[0] == finals[1]
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"selector": "all"}, "unknown key 'selector' in format 1"),
+        ({"settings": {"q": 2.0}}, "settings: expected a value for 'state', got none"),
+        ({"settings": "q"}, "settings: expected keys and values"),
+        ({"trainer": "nosuch"}, "unknown trainer 'nosuch'"),
+        ({"method": 3}, "method: expected text"),
+        ({"method": "nosuch"}, "unknown method 'nosuch'"),
+    ],
+)
+def test_a_wrong_format_1_is_one_line(change, text):
+    content = json.loads((OLD / "fedism-support2-q3.json").read_text())
+    with pytest.raises(UserError, match=text):
+        RunConfig.from_json({**content, **change})
+
+
+def test_format_1_lets_no_key_be_missing_or_added():
+    content = json.loads((OLD / "fedism-support2-q3.json").read_text())
+    for key in set(content) - {"title", "env", "format"}:
+        with pytest.raises(UserError, match=f"'{key}'"):
+            RunConfig.from_json({name: value for name, value in content.items() if name != key})
+    with pytest.raises(UserError, match="settings: unknown key 'rule.q'"):
+        RunConfig.from_json({**content, "settings": {**content["settings"], "rule.q": 1.0}})
+
+
+def test_a_job_says_the_same_where_flare_reads_it_as_hocon(tmp_path):
+    """FLARE's ``nvflare job submit`` writes a job's configuration anew, and a dot in a key divides it there."""
+    pyhocon = pytest.importorskip("pyhocon")
+    for method in ("fedlwr", "fedism-plus", "fedavg"):
+        content = config(method).to_json()
+        (tmp_path / "config.json").write_text(json.dumps({"args": {"config": content}}))
+        read = pyhocon.ConfigFactory.parse_file(str(tmp_path / "config.json"))
+        again = json.loads(pyhocon.HOCONConverter.to_json(read))["args"]["config"]
+        assert RunConfig.from_json(again) == config(method)
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ([], "settings: expected names and values"),
+        ({"rule": 3}, "settings: rule: expected names and values, got 3"),
+        ({"rule.q": {"q": 1}}, "settings: expected names without dots, got 'rule.q'"),
+        ({"probe": {"sharpness": {"a.b": 1}}}, "settings: probe.sharpness: expected names without dots, got 'a.b'"),
+        ({"probe": {"sharpness": 2}}, "settings: probe.sharpness: expected names and values, got 2"),
+        ({3: {}}, "settings: expected names without dots, got 3"),
+    ],
+)
+def test_settings_by_owner_are_checked_before_they_are_read(settings, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        flat(settings)
+
+
+def test_settings_by_owner_and_by_full_name_are_the_same():
+    found = config("fedism-plus").settings
+    assert flat(nested(found)) == found and nested(found)["probe"]["sharpness"]["rho_max"] == 0.1
