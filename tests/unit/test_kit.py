@@ -24,6 +24,11 @@ def test_every_trainer_passes(id):
     check_trainer(id, orders=ORDERS.get(id))
 
 
+@pytest.mark.parametrize("steps", [3, 11])
+def test_a_trainer_passes_with_local_steps(steps):
+    check_trainer("sgd", training=dataclasses.replace(trainers.TRAINING, local_steps=steps))
+
+
 @pytest.mark.parametrize("id", registry.probes())
 def test_every_probe_passes(id):
     check_probe(id, orders=ORDERS.get(id))

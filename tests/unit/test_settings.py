@@ -389,3 +389,20 @@ def test_settings_by_owner_are_checked_before_they_are_read(settings, text):
 def test_settings_by_owner_and_by_full_name_are_the_same():
     found = config("fedism-plus").settings
     assert flat(nested(found)) == found and nested(found)["probe"]["sharpness"]["rho_max"] == 0.1
+
+
+def test_a_setting_that_came_later_changes_no_configuration_that_does_without():
+    """A file from before ``train.local_steps`` is read, and the same choices still have its hash."""
+    plain, stepped = config(), config(**{"train.local_steps": "100"})
+    content = plain.to_json()
+    assert "local_steps" not in content["training"] and plain.training["local_steps"] is None
+    assert RunConfig.from_json(content) == plain
+    named = RunConfig.from_json({**content, "training": {**content["training"], "local_steps": None}})
+    assert named == plain and named.sha256() == plain.sha256() != stepped.sha256()
+    assert stepped.to_json()["training"]["local_steps"] == 100
+    assert RunConfig.from_json(stepped.to_json()) == stepped
+    for wrong in (0, "x", 1.5, True):
+        with pytest.raises(UserError, match="local_steps: expected"):
+            config(local_steps=wrong)
+    with pytest.raises(UserError, match="training: expected"):
+        RunConfig.from_json({**content, "training": 3})

@@ -9,8 +9,10 @@ from torch import nn
 
 from fairflare.core.types import LocalWork, Number, Round
 from fairflare.federation.gate import Gate
+from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Instruction
 from fairflare.probes.sharpness import Sharpness
+from fairflare.trainers.batches import local_batches
 from fairflare.trainers.gsam import GSAM, SAM, gsam_step
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import TRAINING, Blobs, initial_model, make_sites, small_network
@@ -240,3 +242,50 @@ def test_what_a_trainer_sends_reaches_the_rule_and_is_judged_like_a_probe_s():
     assert unknown.inspect([answer], initial_model(), 1, {}).rejections[0].code == "scalar_unknown"
     large = dataclasses.replace(answer, scalars={"passes": 101.0})
     assert known.inspect([large], initial_model(), 1, {}).rejections[0].code == "scalar_range"
+
+
+def steps_of_rounds(counts, memory=None):
+    """The examples that a site sees in rounds of so many local steps, one list of rows per step."""
+    memory, found = {} if memory is None else memory, []
+    for t, count in enumerate(counts, start=1):
+        training = dataclasses.replace(TRAINING, local_steps=count)
+        made = work(training=training, round=Round(t, len(counts)), seed=t, memory=memory)
+        found += [sorted(batch.inputs[:, 0].tolist()) for batch in local_batches(made)]
+    return found
+
+
+def test_local_steps_go_on_where_the_last_round_stopped():
+    """24 examples in batches of 8: whatever the rounds, every three steps are an epoch, and no two are alike."""
+    together = steps_of_rounds([12])
+    assert steps_of_rounds([5, 1, 4, 2]) == together and steps_of_rounds([3, 3, 6]) == together
+    epochs = [sum(together[i : i + 3], []) for i in (0, 3, 6, 9)]
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len(set(map(str, together))) == 12
+
+
+def test_as_many_local_steps_as_an_epoch_has_are_the_first_epoch():
+    finals = []
+    for training in (TRAINING, dataclasses.replace(TRAINING, local_steps=3, epochs=7)):
+        torch.manual_seed(4)
+        made = work(training=training)
+        loss = PlainTrainer().train(made)
+        finals.append((loss, made.steps, state(made.network)))
+    assert finals[0][:2] == finals[1][:2] and same(finals[0][2], finals[1][2])
+
+
+def test_a_round_of_local_steps_that_is_repeated_trains_to_the_same_bits(tmp_path):
+    training = dataclasses.replace(TRAINING, local_steps=4)
+
+    def site(memory):
+        made = make_sites(1, trainer=PlainTrainer(), probes=())["site-1"]
+        return dataclasses.replace(made, training=training, memory=memory)
+
+    def trained(where, number):
+        return where.handle(Instruction("train", Round(number, 3), initial_model()))
+
+    first = site(SiteMemory(tmp_path / "m.pt"))
+    assert trained(first, 1).steps == 4
+    once, again = trained(first, 2).update, trained(first, 2).update
+    restarted = trained(site(SiteMemory(tmp_path / "m.pt")), 2).update
+    fresh = trained(site(SiteMemory()), 2).update
+    assert same(once, again) and same(once, restarted)
+    assert not same(once, fresh), "the place in the data was not kept"

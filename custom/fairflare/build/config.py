@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fairflare.build import tasks
 from fairflare.build.config_checks import checked_config
-from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1
+from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
 from fairflare.build.method_parts import defaults_of, part, reference_of
 from fairflare.clinic.base import Task
 from fairflare.core import registry, user_code, validation
@@ -117,7 +117,7 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json`` but for what it says of the environment."""
-        content = {"format": self.format, **dataclasses.asdict(self)}
+        content = {"format": self.format, **dataclasses.asdict(self), "training": without_later(self.training)}
         if self.format != FORMAT:
             return in_format_1(content)
         return {**content, "settings": nested(self.settings)}
@@ -141,6 +141,7 @@ class RunConfig:
             content = from_format_1(content)
         elif "settings" in content:
             content = {**content, "settings": flat(content["settings"])}
+        content = with_later(content)
         names = [field.name for field in dataclasses.fields(cls)]
         exactly_the_keys("config", content.keys() - (DESCRIPTIONS - {"format"}), names)
         return checked_config(cls(**{name: validation.exact(cls, name, content[name]) for name in names}))

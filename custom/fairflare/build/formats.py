@@ -17,6 +17,21 @@ from fairflare.core.settings import Owners, bare
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
 
+LATER: Mapping[str, Any] = {"local_steps": None}
+"""Training settings that came after format 2, with what holds where a file does not name them: they are then not
+written either, so that a run which was begun without them keeps its hash."""
+
+
+def without_later(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Training settings as a file has them: of ``LATER`` only those that say something."""
+    return {key: value for key, value in training.items() if key not in LATER or value != LATER[key]}
+
+
+def with_later(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's content whose training settings are all there."""
+    training = content.get("training")
+    return {**content, "training": {**LATER, **training}} if isinstance(training, Mapping) else dict(content)
+
 
 def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
     """The same content in the keys of format 2; its ``format`` stays 1.

@@ -257,7 +257,7 @@ class Training:
 
     Attributes:
         rounds: T, communication rounds.
-        epochs: local epochs per round.
+        epochs: local epochs per round, unless ``local_steps`` are given.
         batch_size: examples per local step.
         optimizer: "adam" (L2 in the gradient, not AdamW) or "sgd".
         lr: local learning rate eta.
@@ -269,6 +269,8 @@ class Training:
         precision: of training passes, see ``execution.Execution``.
         keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
             FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
+        local_steps: local steps per round in place of ``epochs``: a site goes through its data again and again, and
+            each round goes on where the site's last one stopped. None: whole epochs.
     """
 
     rounds: Annotated[int, Range(1, 1_000_000)] = 10
@@ -282,10 +284,11 @@ class Training:
     adam_beta2: Annotated[float, Range(0, 1)] = 0.999
     keep_optimizer: bool = False
     precision: Precision = "auto"
+    local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2)):
-            if getattr(self, name) < least:
+        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2), ("local_steps", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name in ("momentum", "weight_decay", "logit_tau"):
             if not 0 <= getattr(self, name) < float("inf"):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
-from fairflare.core.seeds import derive
 from fairflare.core.types import PERSONAL, Batch, Cost, LocalWork, Need, Number, Offer, StateDict, TensorSpec, Training
+from fairflare.trainers.batches import local_batches
 
 
 class Trainer(ABC):
@@ -50,12 +50,11 @@ class Trainer(ABC):
         self.setup(work)
         objective = self.objective(work)
         total, seen = torch.zeros((), device=work.device, dtype=torch.float64), 0
-        for epoch in range(work.training.epochs):
-            for batch in work.data.training(work.training.batch_size, derive(work.seed, "epoch", epoch)):
-                work.stop_if_aborted()
-                total += self.step(work, optimizer, objective, batch.to(work.device)).detach() * len(batch.targets)
-                seen += len(batch.targets)
-                work.steps += 1
+        for batch in local_batches(work):
+            work.stop_if_aborted()
+            total += self.step(work, optimizer, objective, batch.to(work.device)).detach() * len(batch.targets)
+            seen += len(batch.targets)
+            work.steps += 1
         self.finish(work)
         if work.training.keep_optimizer:
             work.memory["optimizer"] = optimizer.state_dict()
