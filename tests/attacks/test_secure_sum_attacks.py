@@ -55,6 +55,14 @@ class LyingServer(InProcess):
         return found if isinstance(found, list) else [found]
 
 
+class Remembering(SiteSums):
+    """Keeps the update as it was trained, which a site itself lets go of once it is weighed."""
+
+    def trained(self, answer, instruction):
+        self.trained_update = answer.update
+        return super().trained(answer, instruction)
+
+
 class Attack:
     """One round among four sites under a server that lies.
 
@@ -82,7 +90,7 @@ class Attack:
             at = Round(number, TRAINING.rounds)
             trained = list(transport.exchange({name: Instruction("train", at, self.model) for name in NAMES}))
             self.summed = server.round(transport, trained, at, {}, self.model)
-        self.update = self.sites[VICTIM].aggregation._held.update
+        self.update = self.sites[VICTIM].aggregation.trained_update
         self.masked, arrived = transport.masked, transport.masked.values()
         self.noise = {key: sum(one[key] for one in arrived).double() * STEP for key in self.update} if arrived else {}
 
@@ -92,7 +100,7 @@ class Attack:
             memory.keep(0, {KEPT: kept[name]})
         numbers = number_scheme(scheme, keys, self.credentials[0])
         more = {"federation": federations[k - 1]} if federations else {}
-        sums = SiteSums(self.rules[name], numbers, keys, memory, PROBES[0].reports, 3, **more)
+        sums = Remembering(self.rules[name], numbers, keys, memory, PROBES[0].reports, 3, **more)
         return Site(name, Blobs(k), small_network(), GSAM(), PROBES, TRAINING, Accuracy(), seed=5, aggregation=sums)
 
     @property

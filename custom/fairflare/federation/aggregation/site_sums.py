@@ -73,7 +73,7 @@ class SiteSums:
             EgressRefused: a number is out of its range.
         """
         check_scalars(answer.scalars, self._scalars)
-        self._held = answer
+        self._held, self._weighted = answer, None
         self._received = fingerprint(
             self._federation, model_hash(instruction.model), instruction.orders, answer.round, instruction.round.total
         )
@@ -105,8 +105,9 @@ class SiteSums:
             raise SumRefused("a second update with the same masks")
         self._keys.check(order)
         self._updates.admit(order)
-        if self._weighted is None or self._weighted.round != held.round:
+        if self._weighted is None:
             self._weighted = self._weigh(held, sealed)
+            self._held = dataclasses.replace(held, update={})  # D_k is needed no more
         elif self._opened != (held.round, sealed):
             raise SumRefused("a second sum of one round")  # two weighted updates would tell their weights' ratio
         return self._weighted

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that every two sites share and nobody else can compute, the server that passes them on included.
 
-X25519 for the shared secret, HKDF-SHA256 for a key per round, attempt, purpose and pair, ChaCha20 for as many bytes as
-are asked for.
+X25519 for the shared secret, HKDF-SHA256 for a key per round, attempt, purpose and pair, AES-128 in counter mode for as
+many bytes as are asked for: the fastest of OpenSSL's streams where the processor has instructions for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -23,8 +23,37 @@ from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, 
 KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16
 """Bytes that authenticate a message to one other site."""
+BLOCK = 2**17
+"""Bytes of a stream at a time: few enough to stay in a processor's cache until they are used."""
+_ZEROS = memoryview(bytes(BLOCK))
+_SPARE = 15
+"""Bytes beyond those written that the cipher wants in a buffer."""
 PROOF = ("key", "certificate", "signature")
 """What a statement may hold."""
+
+
+class Stream:
+    """Bytes that two sites share; each read goes on where the one before stopped.
+
+    Args:
+        secret: 32 bytes for this stream alone: AES's key and the start of its counter.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:])).encryptor()
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        return self._encryptor.update(bytes(size))
+
+    def read_into(self, buffer: bytearray, size: int) -> None:
+        """Put the next ``size`` bytes, at most ``BLOCK``, at the start of a ``new_buffer``."""
+        self._encryptor.update_into(_ZEROS[:size], buffer)
+
+
+def new_buffer() -> bytearray:
+    """Room for one block of a stream."""
+    return bytearray(BLOCK + _SPARE)
 
 
 class PairwiseKeys:
@@ -56,24 +85,22 @@ class PairwiseKeys:
             if not verified(self._context, site, order.statements[site], self._identity):
                 raise SumRefused(f"{site}: a key that is not its own")
 
-    def streams(self, order: SumOrder, purpose: str, size: int) -> Iterator[tuple[int, bytes]]:
-        """(1 or -1, ``size`` bytes) for every other site of the roster; the two of a pair have opposite signs."""
+    def streams(self, order: SumOrder, purpose: str) -> Iterator[tuple[int, Stream]]:
+        """(1 or -1, a stream) for every other site of the roster; the two of a pair have opposite signs."""
         for other in order.roster:
             if other != self.site:
-                yield 1 if self.site < other else -1, self._stream(other, order, purpose, size)
+                yield 1 if self.site < other else -1, self._stream(other, order, purpose)
 
     def tag(self, other: str, order: SumOrder, author: str, content: bytes) -> bytes:
         """Proves to the other of this site and ``other`` that ``author``, one of the two, said ``content``."""
-        key = self._stream(other, order, f"tag\0{author}", 32)
+        key = self._stream(other, order, f"tag\0{author}").read(32)
         return hmac.digest(key, content, "sha256")[:TAG]
 
-    def _stream(self, other: str, order: SumOrder, purpose: str, size: int) -> bytes:
+    def _stream(self, other: str, order: SumOrder, purpose: str) -> Stream:
         low, high = sorted((self.site, other))
         about = self._digest(order) + f"{purpose}\0{low}\0{high}".encode()
         secret = self._secret(order.statements[other]["key"])
-        key = HKDF(algorithm=SHA256(), length=32, salt=None, info=about).derive(secret)
-        # The key is for these bytes alone, so that the nonce may be constant.
-        return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
+        return Stream(HKDF(algorithm=SHA256(), length=32, salt=None, info=about).derive(secret))
 
     def _digest(self, order: SumOrder) -> bytes:
         """Computed once per order, not once per pair and purpose."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.types import StateDict
-from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
+from fairflare.privacy.secure_sum.keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
 
 UNIT = 1074
@@ -49,9 +49,8 @@ class MaskedSums:
         A value is sent plus the masks that are shared with every other site.
         """
         totals = [_whole(value) for value in values]
-        for sign, stream in self._keys.streams(order, "numbers", len(totals) * SIZE):
-            masks = [int.from_bytes(stream[i : i + SIZE], "big") for i in range(0, len(stream), SIZE)]
-            totals = [total + sign * mask for total, mask in zip(totals, masks, strict=True)]
+        for sign, stream in self._keys.streams(order, "numbers"):
+            totals = [total + sign * int.from_bytes(stream.read(SIZE), "big") for total in totals]
         message = b"".join((total % 2**BITS).to_bytes(SIZE, "big") for total in totals)
         tags = [self._keys.tag(other, order, self._keys.site, message) for other in self._others(order.roster)]
         self._sent = order, message + b"".join(tags)
@@ -107,17 +106,32 @@ def combine(sealed: Sequence[bytes]) -> list[float]:
 def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) -> StateDict:
     """``update`` (floating-point, tensors or arrays) as int64 entries of the same shapes that say nothing alone.
 
+    Works block by block: beside the result nothing larger than ``BLOCK`` is held.
+
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
-    parts = {key: _steps(torch.as_tensor(update[key]), len(order.roster)) for key in sorted(update)}
-    total = np.concatenate([part.reshape(-1) for part in parts.values()]).view("<u8")
-    for sign, stream in keys.streams(order, "update", 8 * len(total)):
-        (np.add if sign > 0 else np.subtract)(total, np.frombuffer(stream, "<u8"), out=total)
-    ends = np.cumsum([part.size for part in parts.values()])[:-1]
-    pieces = np.split(total.view("<i8"), ends)
-    shaped = {key: piece.reshape(parts[key].shape) for key, piece in zip(parts, pieces, strict=True)}
-    return {key: torch.from_numpy(shaped[key].copy()) for key in update}
+    streams, most = list(keys.streams(order, "update")), LARGEST / len(order.roster)
+    masked = {key: _masked(torch.as_tensor(update[key]), streams, most) for key in sorted(update)}
+    return {key: masked[key] for key in update}
+
+
+def _masked(entries: Tensor, streams: Sequence[tuple[int, Stream]], most: float) -> Tensor:
+    flat = entries.detach().cpu().reshape(-1)
+    total, buffer = np.empty(len(flat), "<i8"), new_buffer()
+    for start in range(0, len(flat), BLOCK // 8):
+        block = total[start : start + BLOCK // 8]
+        block[:] = _steps(flat[start : start + len(block)], most)
+        _add_masks(block.view("<u8"), streams, buffer)
+    return torch.from_numpy(total).reshape(entries.shape)
+
+
+def _add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer: bytearray) -> None:
+    """Adds the next entries of every stream to ``block`` or takes them off it, in place and with wrap-around."""
+    mask = np.frombuffer(buffer, block.dtype, count=len(block))
+    for sign, stream in streams:
+        stream.read_into(buffer, block.nbytes)
+        (np.add if sign > 0 else np.subtract)(block, mask, out=block)
 
 
 def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) -> StateDict:
@@ -140,11 +154,11 @@ def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) ->
     return total
 
 
-def _steps(entries: Tensor, sites: int) -> np.ndarray:
-    wide = entries.detach().cpu().double()
-    if not bool((wide.abs() <= LARGEST / sites).all()):  # also where it is NaN
+def _steps(entries: Tensor, most: float) -> np.ndarray:
+    wide = entries.double()
+    if not bool((wide.abs() <= most).all()):  # also where it is NaN
         raise SumRefused("an update whose entries are not finite, or too large to be summed")
-    return torch.round(wide / STEP).to(torch.int64).numpy()
+    return np.asarray(torch.round(wide / STEP).to(torch.int64))
 
 
 def _whole(value: float) -> int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Secure sums: sites learn the sum of their numbers, the server the sum of their updates, and nobody anyone's own.
 
-``privacy.pairs`` holds the keys, ``privacy.masks`` hides numbers and updates behind them, and ``privacy.ckks`` encrypts
-the numbers instead. What a site agrees to take part in is decided here.
+``keys`` holds what every two sites share, ``pairwise`` hides numbers and updates behind it, and ``ckks`` encrypts the
+numbers instead. What a site agrees to take part in is decided here.
 """
 
 from __future__ import annotations
