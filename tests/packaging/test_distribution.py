@@ -64,6 +64,7 @@ def test_the_sdist_holds_tests_docs_and_all_that_make_needs(sdist):
     docs/images/disparity.png tests/conftest.py tests/golden/cka.npz tests/unit/test_architecture.py
     jobs/fedavg_ich/job.py app_configs/fedavg_ich/meta.json benchmarks/cka.py poc_workspace/project.yml
     custom/fairflare/py.typed custom/fairflare/report/run.html.j2 custom/fairflare/datasets/data/support2.csv.gz
+    custom/fairflare/datasets/data/processed.va.data
     custom/fairflare/build/config.py
     """
     assert not set(wanted.split()) - names

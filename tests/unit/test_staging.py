@@ -49,6 +49,14 @@ def test_a_table_brings_itself_alone(tmp_path):
     }
 
 
+def test_another_table_brings_its_own_files_alone(tmp_path):
+    found = datasets(stage_package(tmp_path, "heart"))
+    hospitals = ("cleveland", "hungarian", "switzerland", "va")
+    brought = {name for name in found if name.startswith("data/")}
+    assert brought == {"data/README.md", *(f"data/processed.{name}.data" for name in hospitals)}
+    assert {"heart.py", "readers/heart.py", "kinds/centres.py"} <= found and "support2.py" not in found
+
+
 def test_a_simulated_task_brings_no_table(tmp_path):
     package = stage_package(tmp_path, "ich-phantom")
     found = datasets(package)
@@ -91,7 +99,7 @@ task.network(), task.sites()
 
 
 @pytest.mark.slow  # a process each
-@pytest.mark.parametrize("task", ["support2", "ich-phantom", "digits5"])
+@pytest.mark.parametrize("task", ["support2", "heart", "ich-phantom", "digits5"])
 def test_a_published_task_loads_from_what_its_job_carries(task, tmp_path):
     """A table, a simulated task and one that reads files; the tasks on a hospital's own data are there too."""
     stage_package(tmp_path, task)

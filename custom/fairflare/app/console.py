@@ -176,6 +176,8 @@ def tasks(rows: Sequence[Mapping[str, Any]]) -> None:
         _entry(row["name"], row["title"])
         _indented(f"real: {row['real']}", f"simulated: {row['simulated']}")
         _indented(f"metrics: {', '.join(row['metrics'])}; fairness in {row['headline']}")
+        if row["primary"]:
+            _indented(f"primary endpoint: {row['primary']}")
         if row["attributes"]:
             _indented(f"sensitive attributes: {', '.join(row['attributes'])}")
         for preset in row["presets"]:

@@ -186,6 +186,7 @@ def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
         "simulated": cls.simulated,
         "classes": list(built.classes),
         "headline": cls.headline,
+        "primary": cls.primary,
         "metrics": list(built.metrics),
         "attributes": list(built.attributes),
         "presets": [_preset_row(name, preset, cls) for preset in cls.presets],

@@ -23,10 +23,10 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         parts: the objects that it names.
 
     Returns:
-        title, real, simulated, drawn, classes and headline of the task; sites: name -> description, in the task's
-        order; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; groups: names, in
-        order; group_metric: what a group's value is; metrics: name -> label, meaning, chance, higher_is_better;
-        numbers: name -> meaning of the numbers that sites report beside the update.
+        title, real, simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description,
+        in the task's order; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; groups:
+        names, in order; group_metric: what a group's value is; metrics: name -> label, meaning, chance,
+        higher_is_better; numbers: name -> meaning of the numbers that sites report beside the update.
     """
     task = parts.task
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
@@ -37,6 +37,7 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "drawn": list(task.drawn()),
         "classes": list(task.classes),
         "headline": task.headline,
+        "primary": task.primary,
         "sites": dict(described_sites),
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),

@@ -107,6 +107,10 @@ class Task(ABC):
     classes: ClassVar[tuple[str, ...]]
     headline: ClassVar[str] = "balanced_accuracy"
     """The metric that fairness is reported in."""
+    primary: ClassVar[str] = ""
+    """The primary endpoint, in words: what a comparison of methods on this task is about, said before any run."""
+    small_sites: ClassVar[bool] = False
+    """Whether sites may be too small for some methods, so that preflight asks each for what the method needs."""
     metrics: ClassVar[tuple[str, ...]]
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Metric -> range, of those that are no share of 1 (a loss: 0 to 1e6); what lies outside never leaves a site."""

@@ -12,6 +12,8 @@ LABELS = {
     "auc": "AUC",
     "macro_f1": "F1 score (macro)",
     "dice": "Dice score",
+    "brier_loss": "Brier score",
+    "calibration_error": "calibration error",
 }
 MEANINGS = {
     "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",
@@ -20,6 +22,8 @@ MEANINGS = {
     "auc_ovr": "how well each class is told apart from the rest; 1 is perfect",
     "auc": "how often a case is ranked above a control; 1 is perfect",
     "dice": "the overlap with the reference outline; 1 is perfect",
+    "brier_loss": "the mean squared distance of risk and outcome; 0 is perfect",
+    "calibration_error": "how far the mean predicted risk is from the share of patients with the outcome; 0 is perfect",
 }
 
 

@@ -123,6 +123,29 @@ def linear(features: int, classes: int) -> nn.Sequential:
     return mlp(features, classes, hidden=())
 
 
+class Logistic(nn.Module):
+    """Logistic regression with one weight per feature: (N, features) -> logits (N, 2), of which the first is 0.
+
+    Softmax and cross-entropy of these are the sigmoid of the second and binary cross-entropy.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(features, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, features) -> (N, 2)."""
+        logit = self.head(x)
+        return torch.cat((torch.zeros_like(logit), logit), dim=1)
+
+
+def logistic(features: int, classes: int = 2) -> Logistic:
+    """``Logistic``; raises UserError unless there are two classes."""
+    if classes != 2:
+        raise UserError(f"network: logistic is for 2 classes, got {classes}")
+    return Logistic(features)
+
+
 class UNet(nn.Module):
     """U-Net (Ronneberger et al., MICCAI 2015, arXiv:1505.04597) with normalised convolutions and 2x2 up-convolutions.
 
@@ -200,6 +223,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "mlp": mlp,
     "linear": linear,
+    "logistic": logistic,
     "unet": unet,
     "small-unet": small_unet,
 }

@@ -63,10 +63,12 @@ def preflight(
         if not _broken(found):
             data = task.local_data(site, own).grouped(grouping)
             found += _of_files(data)
+            classes = task.classes if task.class_labels else ()
             if not _broken(found) and isinstance(task, OwnData):
-                classes = task.classes if task.class_labels else ()
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_groups(data, grouping, min_count)
+            elif not _broken(found) and task.small_sites:
+                found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
     except DataError as error:
         found.append(Finding("error", error.code, "", 1, str(error)))
     except MissingData as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class TensorData:
     """A site's three splits, as ``contracts.SiteData`` describes.
 
     Args:
-        train: at least two examples.
+        train: at least ``least`` examples.
         val: may be empty.
         test: may be empty.
         n_classes: C; 0 where targets are masks.
@@ -71,6 +71,9 @@ class TensorData:
         std: per channel, > 0. A grey image becomes as many channels as mean and std have.
         augment: random rotation (+-10 degrees), shift (+-2 %) and left-right flip of training images.
     """
+
+    least: ClassVar[int] = 2
+    """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
 
     def __init__(
         self,
@@ -83,8 +86,8 @@ class TensorData:
         std: Sequence[float] = (),
         augment: bool = False,
     ) -> None:
-        if len(train) < 2:
-            raise ValueError(f"train: expected at least 2 examples, got {len(train)}")
+        if len(train) < self.least:
+            raise ValueError(f"train: expected at least {self.least} examples, got {len(train)}")
         self.splits: dict[str, Split | FileSplit] = {"train": train, "val": val, "test": test}
         self.mean, self.std, self.augment = tuple(mean), tuple(std), augment
         self.class_counts = torch.bincount(train.labels, minlength=n_classes) if n_classes else torch.empty(0)

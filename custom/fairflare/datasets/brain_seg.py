@@ -27,6 +27,7 @@ class BrainSeg(DeviceShift):
     real = "the anatomy: tissue maps of one averaged MNI152 brain of 152 people"
     simulated = "the MR look, the patients (warps of that brain), the sites and their scanners"
     classes = mr.CHANNELS
+    primary = "Dice score of the worst site"
     metrics = ("dice", *(f"dice_{channel}" for channel in mr.CHANNELS))
     presets = {
         "small": Preset(

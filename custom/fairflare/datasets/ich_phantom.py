@@ -68,6 +68,7 @@ class IchPhantom(Task):
     real = "the anatomy: one averaged MNI152 brain of 152 people"
     simulated = "the bleeds, the CT look, the patients (warps of that brain), the sites and their image quality"
     classes = phantom.CLASSES
+    primary = "balanced accuracy on corrupted images"
     headline = "balanced_accuracy"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {

@@ -183,7 +183,7 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     simulated = run["task"]["simulated"]
     few = f"{plural(len(seeds), 'seed')} only: intervals are wide, or absent for one seed."
-    found = [f"Simulated: {stop(simulated)}"] if simulated else []
+    found = [f"Simulated: {stop(simulated)}"] if simulated not in (None, "", "nothing") else []
     found += [few] if len(seeds) < 3 else []
     return found + [
         "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance.",

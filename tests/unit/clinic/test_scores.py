@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fairflare.clinic import scores
+from fairflare.clinic import risk, scores
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,3 +81,15 @@ def test_auc_agrees_with_scikit_learn_with_many_and_with_few_ties():
     for n, decimals in ((2, 3), (7, 1), (60, 1), (60, 2), (400, 1), (400, 6)):
         values, positive = draw.random(n).round(decimals), np.arange(n) % 3 == 0
         assert scores.auc(values, positive) == pytest.approx(sk.roc_auc_score(positive, values), abs=1e-14)
+
+
+def test_risk_metrics_by_hand():
+    """Risks .8, .6, .3 and .3 of patients 1, 0, 1 and 0."""
+    p, y = torch.tensor([0.8, 0.6, 0.3, 0.3]), torch.tensor([1, 0, 1, 0])
+    found = risk.metrics(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), y)
+    assert found["brier_loss"] == pytest.approx((0.04 + 0.36 + 0.49 + 0.09) / 4)
+    assert found["calibration_error"] == pytest.approx(0.0, abs=1e-7)
+    sick = risk.metrics(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), torch.ones(4, dtype=torch.int64))
+    assert sick["calibration_error"] == pytest.approx(0.5) and "auc" not in sick
+    assert risk.metrics(torch.empty(0), torch.empty(0)) == {}
+    assert risk.metrics(torch.full((2, 2), float("nan")), torch.tensor([0, 1])).keys() == {"loss"}

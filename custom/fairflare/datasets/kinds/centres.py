@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks on real patients of real centres: who is where, and in which split, is fixed once for all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairflare.clinic import networks, risk
+from fairflare.clinic.base import Task
+from fairflare.clinic.checks import expect_choices, site_index
+from fairflare.clinic.tensors import Split, TensorData
+from fairflare.core.seeds import derive
+
+TEST, VAL = 0.3, 0.1
+"""Shares of a site's patients in its test and validation splits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """The patients of all sites and their splits; equal only to itself, so that it can be a key.
+
+    Attributes:
+        labels: int64 (N,), 1 where the outcome occurred.
+        numbers: float64 (N, n), nan where missing; scaled by the task.
+        plain: float32 (N, m), taken as they are.
+        attributes: sensitive attribute -> N values, "" where unknown.
+        rows: site -> split -> its patients' places above, sorted; each is in one split of one site at most.
+        kinds: site -> what it is, in words.
+    """
+
+    labels: np.ndarray
+    numbers: np.ndarray
+    plain: np.ndarray
+    rows: Mapping[str, Mapping[str, np.ndarray]]
+    kinds: Mapping[str, str]
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def n_features(self) -> int:
+        """Columns of ``numbers`` and ``plain`` together."""
+        return self.numbers.shape[1] + self.plain.shape[1]
+
+
+class CentreData(TensorData):
+    """The patients of one centre, which may have treated a single one."""
+
+    least: ClassVar[int] = 1
+
+
+class CentreTask(Task):
+    """Binary risk from a table whose sites are real centres; a concrete task is a frozen dataclass with ``model``.
+
+    No seed draws anything: there is no ``data_seed``, and ``compare`` repeats initial model and order alone.
+    """
+
+    headline = "auc"
+    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "brier_loss", "calibration_error")
+    small_sites: ClassVar[bool] = True
+    simulated = "nothing"
+
+    model: str
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+
+    @abstractmethod
+    def centres(self) -> Centres:
+        """All patients; the same object for the same options."""
+
+    @abstractmethod
+    def scaling(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+        """How a site with the training numbers ``train`` (n, columns) prepares numbers: see ``patients.fitted``."""
+
+    def sites(self) -> dict[str, str]:
+        """The centres."""
+        return dict(self.centres().kinds)
+
+    def network(self) -> nn.Module:
+        """Features (N, F) -> logits (N, 2)."""
+        return networks.build(self.model, self.centres().n_features, len(self.classes))
+
+    def rows(self, site: str) -> dict[str, np.ndarray]:
+        """Split -> places of the site's patients in the table."""
+        site_index(site, self.centres().rows)
+        return dict(self.centres().rows[site])
+
+    def site_data(self, site: str) -> TensorData:
+        """The centre's patients, with their sensitive attributes."""
+        table, rows = self.centres(), self.rows(site)
+        scaled = self.scaling(table.numbers[rows["train"]])
+        splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
+        return CentreData.of(splits, n_classes=len(self.classes))
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """See ``clinic.risk``."""
+        return risk.metrics(outputs, targets)
+
+
+def _split(table: Centres, rows: np.ndarray, scaled: Callable[[np.ndarray], Tensor]) -> Split:
+    inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
+    attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
+    return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)
+
+
+@lru_cache(maxsize=4096)
+def fixed_split(n: int, task: str, site: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Places 0..n-1 of a site's patients as (train, val, test): 60, 10 and 30 per cent, the same for ever.
+
+    The shares of test and validation are rounded, so that the one patient of a site of one is for training. Outcomes
+    play no part: a patient is in the same split whatever is predicted.
+    """
+    rng = np.random.default_rng(derive(0, task, "natural split", site))
+    n_test, n_val = round(TEST * n), round(VAL * n)
+    test, val, train = np.split(rng.permutation(n), (n_test, n_test + n_val))
+    return tuple(sorted(train.tolist())), tuple(sorted(val.tolist())), tuple(sorted(test.tolist()))
