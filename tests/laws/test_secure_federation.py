@@ -17,7 +17,7 @@ from fairflare.federation.aggregation.site_sums import SiteSums
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Instruction
-from fairflare.privacy.secure_sum.keys import TAG
+from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, combine
 from fairflare.privacy.secure_sum.protocol import SumRefused
 from fairflare.probes.sharpness import Sharpness
@@ -185,6 +185,23 @@ def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, 
     assert all(torch.equal(whole[key], continued[key]) for key in whole)
     entries = verify(tmp_path / "b" / "audit.jsonl")
     assert [e["round"] for e in entries if e["event"] == "round"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_with_some_neighbours_or_with_all_the_bits_are_the_same(tmp_path, monkeypatch):
+    """Among 32 sites each has 12; in round 2 one is lost once the numbers are summed, and a new graph is drawn."""
+    asked = []
+    original = PairwiseKeys.neighbours
+    monkeypatch.setattr(PairwiseKeys, "neighbours", lambda *args: asked.append(original(*args)) or asked[-1])
+    values = {"n_sites": 32, "rounds": 2, "min_sites": 20}
+    models = [
+        federate(config_of("masks", mask_neighbours=chosen, **values), tmp_path / chosen, fault=lost("weigh", "site-3"))
+        for chosen in ("auto", "all")
+    ]
+    (some, entries, _), (every, _, _) = models
+    assert all(torch.equal(some[key], every[key]) for key in some)
+    assert [len(e["accepted"]) for e in entries if e["event"] == "round"] == [32, 31]
+    assert [len(found) for found in asked] == 2 * [12] * 32 + [12] * 31 + 2 * [31] * 32 + [30] * 31
 
 
 def lost(task, site, code=None):

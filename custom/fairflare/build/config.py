@@ -21,6 +21,7 @@ from fairflare.core.settings import Given, Owners, bare, flat, nested, owner_of
 from fairflare.core.types import Round, Training
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
 from fairflare.federation.norms import RATIO
+from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, SCHEMES
 from fairflare.selectors.base import Selector
@@ -36,6 +37,7 @@ RUN_KEYS = (
     "federation",
     "task_timeout",
     "secure_sum",
+    "mask_neighbours",
     "max_norm_ratio",
     "accept",
 )
@@ -78,7 +80,9 @@ class RunConfig:
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
-            see ``privacy.sums``.
+            see ``privacy.secure_sum``.
+        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
+            ``privacy.secure_sum.graph``.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``federation.norms``.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
@@ -105,6 +109,7 @@ class RunConfig:
     federation: Annotated[str, Text(pattern=f"({FEDERATION.pattern})?", words="the id of an earlier job")] = ""
     task_timeout: Annotated[int, Range(1, 30 * 86_400)] = 3600
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
+    mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
@@ -117,7 +122,7 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json`` but for what it says of the environment."""
-        content = {"format": self.format, **dataclasses.asdict(self), "training": without_later(self.training)}
+        content = without_later({"format": self.format, **dataclasses.asdict(self)})
         if self.format != FORMAT:
             return in_format_1(content)
         return {**content, "settings": nested(self.settings)}

@@ -17,6 +17,7 @@ from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.federation.memory import PERSONAL_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
+from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
 from fairflare.rules.base import SummedRule
@@ -43,7 +44,9 @@ def checked_config(config: RunConfig) -> RunConfig:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
     _refuse_what_is_missing(config.method, pieces, training, task.offer(task.grouping(config.group_by)))
-    if config.secure_sum != NONE:
+    if config.secure_sum == NONE:
+        expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
+    else:
         _check_sums(config, made.rule, len(task.sites()))
         _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
     if made.rule.own_models and config.server_optimizer != "none":
@@ -102,10 +105,19 @@ def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
         raise UserError(f"secure_sum: {reason}")
     if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_Q:
         raise UserError(f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {q:g}")
+    _check_neighbours(config.mask_neighbours, n_sites - bool(config.leave_out))
     if n_sites - bool(config.leave_out) < LEAST:
         raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
     if config.min_sites < LEAST:
         raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
+
+
+def _check_neighbours(found: str, n_sites: int) -> None:
+    """Raise UserError where sites would have fewer neighbours than are safe, or more than there are."""
+    if found.isdigit():
+        least = graph_of(AUTO, n_sites).degree(n_sites)
+        words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
+        expected("mask_neighbours", least <= int(found) < n_sites, words, found)
 
 
 def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:

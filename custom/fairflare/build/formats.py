@@ -17,20 +17,26 @@ from fairflare.core.settings import Owners, bare
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
 
-LATER: Mapping[str, Any] = {"local_steps": None}
-"""Training settings that came after format 2, with what holds where a file does not name them: they are then not
-written either, so that a run which was begun without them keeps its hash."""
+LATER: Mapping[str, Any] = {"mask_neighbours": "auto"}
+LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
+"""Keys, and settings of training, that came after format 2, with what holds where a file does not name them: they are
+then not written either, so that a run which was begun without them keeps its hash."""
 
 
-def without_later(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Training settings as a file has them: of ``LATER`` only those that say something."""
-    return {key: value for key, value in training.items() if key not in LATER or value != LATER[key]}
+def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's content as a file has it: of what came later only what says something."""
+    return {**_but(LATER, content), "training": _but(LATER_IN_TRAINING, content["training"])}
 
 
 def with_later(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's content whose training settings are all there."""
+    """A configuration's content in which nothing that came later is missing."""
     training = content.get("training")
-    return {**content, "training": {**LATER, **training}} if isinstance(training, Mapping) else dict(content)
+    found = {"training": {**LATER_IN_TRAINING, **training}} if isinstance(training, Mapping) else {}
+    return {**LATER, **content, **found}
+
+
+def _but(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
 
 
 def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown method or trainer, or settings that are not those of its parts.
     """
-    if unknown := sorted(set(content) & set(SINCE)):
+    if unknown := sorted(set(content) & {*SINCE, *LATER}):
         raise UserError(f"config: unknown key {unknown[0]!r} in format 1")
     method, trainer, settings = (content.get(key) for key in ("method", "trainer", "settings"))
     if isinstance(method, str) and isinstance(trainer, str) and isinstance(settings, Mapping):

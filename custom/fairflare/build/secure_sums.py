@@ -14,6 +14,7 @@ from fairflare.federation.aggregation.server_sums import ServerSums
 from fairflare.federation.aggregation.site_sums import SiteSums
 from fairflare.federation.memory import SiteMemory
 from fairflare.privacy.secure_sum.ckks import new_contexts
+from fairflare.privacy.secure_sum.graph import graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys, verified
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, number_scheme, sealed_sizes
@@ -48,7 +49,8 @@ def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own:
     """A site's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return PlainAtSite()
-    keys = PairwiseKeys(name, config.sha256(), own.identity)
+    graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
+    keys = PairwiseKeys(name, config.sha256(), own.identity, graph)
     scheme = number_scheme(config.secure_sum, keys, own)
     scalars = parts.scalars(anchored=False)
     return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation)

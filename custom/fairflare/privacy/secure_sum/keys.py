@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from fairflare.privacy.secure_sum.graph import MaskGraph
 from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, SumOrder, SumRefused
 
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -63,10 +64,13 @@ class PairwiseKeys:
         site: its name.
         context: names the run; streams of two runs have nothing in common.
         identity: signs this site's key and checks the others'.
+        graph: which sites mask each other's updates; all of them where there is none.
     """
 
-    def __init__(self, site: str, context: str, identity: Identity | None = None) -> None:
-        self.site = site
+    def __init__(
+        self, site: str, context: str, identity: Identity | None = None, graph: MaskGraph | None = None
+    ) -> None:
+        self.site, self._graph = site, graph or MaskGraph(0)
         self._context, self._identity = context, identity or NoIdentity()
         self._key = X25519PrivateKey.generate()
         self._public = self._key.public_key().public_bytes_raw().hex()
@@ -85,9 +89,15 @@ class PairwiseKeys:
             if not verified(self._context, site, order.statements[site], self._identity):
                 raise SumRefused(f"{site}: a key that is not its own")
 
-    def streams(self, order: SumOrder, purpose: str) -> Iterator[tuple[int, Stream]]:
-        """(1 or -1, a stream) for every other site of the roster; the two of a pair have opposite signs."""
-        for other in order.roster:
+    def neighbours(self, order: SumOrder) -> tuple[str, ...]:
+        """The sites of the roster that share masks of updates with this one."""
+        return self._graph.neighbours(self.site, order, self._context)
+
+    def streams(
+        self, order: SumOrder, purpose: str, others: Iterable[str] | None = None
+    ) -> Iterator[tuple[int, Stream]]:
+        """(1 or -1, a stream) for each of ``others``, all of the roster by default; those of a pair differ in sign."""
+        for other in order.roster if others is None else others:
             if other != self.site:
                 yield 1 if self.site < other else -1, self._stream(other, order, purpose)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairwise-masked sums: every two sites share a mask that one adds and the other subtracts.
+"""Pairwise-masked sums: two sites share a mask that one adds and the other subtracts.
 
 The masks cancel in the sum and hide every summand (Bonawitz et al., CCS 2017, https://doi.org/10.1145/3133956.3133982,
-without their recovery of the masks of lost sites: here the rest is asked again).
+without their recovery of the masks of lost sites: here the rest is asked again). For numbers all pairs share masks, for
+updates those that ``graph`` makes neighbours.
 
 Numbers are summed as integers modulo 2^2176, in units of 2^-1074: every finite double is such an integer, so sums are
 exact. Updates are summed modulo 2^64, in units of 2^-40. Neither depends on the order of sites or on the masks.
@@ -111,7 +112,7 @@ def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) 
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
-    streams, most = list(keys.streams(order, "update")), LARGEST / len(order.roster)
+    streams, most = list(keys.streams(order, "update", keys.neighbours(order))), LARGEST / len(order.roster)
     masked = {key: _masked(torch.as_tensor(update[key]), streams, most) for key in sorted(update)}
     return {key: masked[key] for key in update}
 
