@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_parts
 from fairflare.build.config import make_config
 
 SCRIPTS = Path(__file__).with_name("peer_scripts")
