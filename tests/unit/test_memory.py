@@ -37,6 +37,20 @@ def test_rounds_in_between_may_be_missing():
     assert memory.before(5) == {"a": 1.0} and memory.before(9) == {"a": 5.0} and memory.at(4) == {}
 
 
+def test_what_a_round_kept_that_went_on_without_the_site_is_discarded(tmp_path):
+    memory = SiteMemory(tmp_path / "site.pt")
+    memory.keep(1, {"a": 1.0})
+    memory.keep(2, {"a": 2.0})
+    assert memory.has(2) and not memory.has(3)
+    memory.discard(2)
+    assert not memory.has(2)
+    for found in (memory, SiteMemory(tmp_path / "site.pt")):
+        assert found.before(3) == {"a": 1.0} and found.at(2) == {}
+    memory.discard(1)
+    memory.discard(1)
+    assert SiteMemory(tmp_path / "site.pt").before(3) == {}
+
+
 def test_it_survives_a_restart(tmp_path):
     path = tmp_path / "sites" / "site.pt"
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])

@@ -33,6 +33,7 @@ from fairflare.core.seeds import derive, forget_seeds, seed_everything
 from fairflare.core.types import Batch, Need, Number, Outline, SiteData, StateDict, Training, metric_range
 from fairflare.core.versions import versions
 from fairflare.federation.audit import AuditLog
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.evaluation import predict
 from fairflare.federation.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.federation.gate import Gate
@@ -213,6 +214,7 @@ def build_federation(
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
         seed=config.seed,
+        early_end=EarlyEnd(config.min_responses, config.grace),
     )
 
 

@@ -40,6 +40,7 @@ def checked_config(config: RunConfig) -> RunConfig:
     task = tasks.load(config.task, config.preset, **options)
     _check_sites(config, list(task.sites()))
     _check_selector(config, made.selector, config.clients or list(task.sites()))
+    _check_early_end(config, made.selector, config.clients or list(task.sites()))
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
@@ -88,10 +89,27 @@ def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> 
     training = [name for name in names if name != config.leave_out]
     if reason := selector.missing(training):
         raise UserError(reason)
-    count = len(selector.select(training, Round(1, 1), config.seed, config.min_sites)) if training else 0
+    count = _asked(config, selector, names)
     if count < min(config.min_sites, len(training)):
         asked = f"the {count} sites that selector {config.selector} asks"
         raise UserError(f"min_sites: expected at most {asked}, got {config.min_sites}")
+
+
+def _asked(config: RunConfig, selector: Selector, names: list[str]) -> int:
+    """How many sites a round asks while all are there."""
+    training = [name for name in names if name != config.leave_out]
+    return len(selector.select(training, Round(1, 1), config.seed, config.min_sites)) if training else 0
+
+
+def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) -> None:
+    """Raise UserError where a round would end with fewer answers than it needs, or more than it asks for."""
+    if config.min_responses is None:
+        expected("grace", config.grace == 0, "0 without min_responses", config.grace)
+        return
+    asked = _asked(config, selector, names)
+    least = min(config.min_sites, asked)
+    words = f"a whole number from min_sites, {least}, to the {asked} sites that a round asks"
+    expected("min_responses", least <= config.min_responses <= asked, words, config.min_responses)
 
 
 def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:

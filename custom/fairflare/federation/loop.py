@@ -19,6 +19,7 @@ from fairflare.federation.aggregation.base import Aggregation, Trained
 from fairflare.federation.aggregation.plain import Plain
 from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.checks import Rejection, silent
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.entries import by_site, round_entry, too_few
 from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation, steps_of
@@ -77,6 +78,7 @@ class Federation:
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
         server_optimizer: steps along the update that the rule has combined.
         seed: the run's, for the selector.
+        early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
     """
 
     rule: Rule
@@ -96,6 +98,7 @@ class Federation:
     selector: Selector = field(default_factory=All)
     server_optimizer: ServerOptimizer = field(default_factory=Add)
     seed: int = 0
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -270,7 +273,8 @@ class Federation:
         statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
         barred = turned_away(statements, refused)
         passed = set(statements) - set(barred)
-        missing = self._participation.note(round.number, selected, answers, away, passed, barred)
+        late = self.early_end.late(selected, answers)
+        missing = self._participation.note(round.number, selected, answers, away, passed, barred, late)
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:

@@ -82,12 +82,26 @@ class SiteMemory:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_model(personal_file(self._path), _copied(model))
 
+    def has(self, round: int) -> bool:
+        """Whether ``round`` itself has kept something."""
+        return bool(self._rounds.get(round))
+
+    def discard(self, round: int) -> None:
+        """Forget what ``round`` has kept, which went on without this site: it stands as before that round."""
+        if round in self._rounds:
+            self._rounds = {r: values for r, values in self._rounds.items() if r != round}
+            self._save()
+
     def keep(self, round: int, values: Mapping[str, Any]) -> None:
         """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it."""
         earlier = [r for r in self._rounds if r < round]
         kept = {max(earlier): self._rounds[max(earlier)]} if earlier else {}
         self._rounds = {**kept, round: _copied(values)}
-        if self._path is not None and any(self._rounds.values()):
+        if any(self._rounds.values()):
+            self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, lambda file: torch.save(self._rounds, file))
 

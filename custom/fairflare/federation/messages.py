@@ -20,5 +20,6 @@ class Transport(Protocol):
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
         """Send each site its instruction and yield what comes back, in any order, until all answered or time is up.
 
-        "preflight" beside other tasks asks whether an absent site is back: nobody waits for its answer.
+        "preflight" beside other tasks asks whether an absent site is back: nobody waits for its answer. "train" may end
+        early, see ``early_end``: an answer that comes later than the end is dropped, and its site stops.
         """

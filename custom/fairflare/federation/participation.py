@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asked to train: a site that let a deadline pass costs no second one, and nobody trains without preflight."""
+"""Who is asked to train: a site that let a deadline pass costs no second one, and nobody trains without preflight.
+
+A site that a round ended without (``early_end``) is late and not absent: it costs no deadline, and is asked again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fairflare.federation.checks import Rejection
 from fairflare.federation.messages import Answer
+
+LATE = "late"
+"""Code of a site that a round ended without."""
 
 
 class Participation:
@@ -35,8 +41,9 @@ class Participation:
         away: Sequence[str],
         passed: Iterable[str],
         refused: Mapping[str, Rejection],
+        late: Collection[str] = (),
     ) -> list[Rejection]:
-        """Take note of a round; returns the rejections of sites that were or are absent.
+        """Take note of a round; returns the rejections of sites that were late, or were or are absent.
 
         Args:
             round: its number.
@@ -45,12 +52,16 @@ class Participation:
             away: the absent sites, which were sent a preflight.
             passed: those of them that have passed preflight; they train from the next round on.
             refused: those that answered and may not train, with the reason.
+            late: those asked that the round ended without; they are asked to train in the next one too.
         """
         rejections = [refused.get(site) or missing for site, missing in zip(away, self.absent(away))]
         self._present |= set(passed)
-        missed = sorted(set(asked) - {answer.site for answer in answers})
+        heard = {answer.site for answer in answers}
+        missed = sorted(set(asked) - heard - set(late))
         self.missed(round, missed)
-        return rejections + [Rejection(site, "no_answer", "no answer in time") for site in missed]
+        rejections += [Rejection(site, "no_answer", "no answer in time") for site in missed]
+        ended = f"the round ended with the answers of {len(heard & set(asked))} of {len(asked)} sites"
+        return rejections + [Rejection(site, LATE, ended) for site in sorted(late)]
 
     def missed(self, round: int, sites: Iterable[str]) -> None:
         """Take note of ``sites`` that let a deadline of this round pass."""

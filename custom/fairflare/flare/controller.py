@@ -22,6 +22,7 @@ from fairflare.core.processes import end_with_command
 from fairflare.core.schema import instruction_fields
 from fairflare.core.validation import expected
 from fairflare.core.versions import PACKAGE, all_versions
+from fairflare.federation.early_end import EarlyEnd, Ending
 from fairflare.federation.files import AUDIT
 from fairflare.federation.loop import Observer
 from fairflare.federation.messages import Answer, Instruction
@@ -89,6 +90,7 @@ class FairController(ModelController):
         self.env = env
         self._inbox: list[Answer] = []
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
+        self._early_end = EarlyEnd()
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
@@ -98,7 +100,7 @@ class FairController(ModelController):
         expected("env", self.env in ENVS, f"one of {', '.join(ENVS)}", self.env)
         vouch_for_code(self.fl_ctx)
         config = job_config(self.config, self.fl_ctx)
-        self._task_timeout = config.task_timeout
+        self._task_timeout, self._early_end = config.task_timeout, EarlyEnd(config.min_responses, config.grace)
         federation = federation_id(config.federation, self.fl_ctx)
         folder = server_folder(federation, self.fl_ctx)
         if config.federation:
@@ -127,17 +129,31 @@ class FairController(ModelController):
                 hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
-        """Names of the clients that FLARE counts as connected, sorted."""
-        return sorted(_name(client) for client in self.engine.get_clients())
+        """Names of the clients that FLARE counts as connected, sorted.
+
+        Raises:
+            RunFailed: one of them is connected through another one: FLARE gives its tasks to that one's job.
+        """
+        clients = self.engine.get_clients()
+        if child := next((client for client in clients if _parent(client)), None):
+            raise RunFailed(
+                f"site {child.name}: expected a connection to the server, also through a relay, got the parent "
+                f"{_parent(child)}: FLARE's client hierarchy would never bring its answers here"
+            )
+        return sorted(_name(client) for client in clients)
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.
 
-        A preflight of absent sites beside other tasks is not waited for; FLARE drops later answers with the task.
+        A preflight of absent sites beside other tasks is not waited for, nor is a site that is late to train
+        (``EarlyEnd``, over all groups); FLARE drops later answers with the task.
         """
         self._inbox = []
         awaited = {site for site, one in instructions.items() if one.task != INVITATION}
         inviting = 0 < len(awaited) < len(instructions)
+        training = any(one.task == "train" for one in instructions.values())
+        ending = Ending(self._early_end if training else EarlyEnd(), awaited, time.monotonic)
+        may_end = inviting or (training and self._early_end.min_responses is not None)
         for instruction, targets in _groups(instructions):
             self.broadcast_model(
                 data=instruction_to_model(instruction),
@@ -148,19 +164,17 @@ class FairController(ModelController):
                 callback=self._receive,
             )
         checks = 0
-        while self.get_num_standing_tasks() and not (inviting and checks >= INVITATION_STANDS and self._heard(awaited)):
+        least = INVITATION_STANDS if inviting else 0
+        while self.get_num_standing_tasks() and not (may_end and checks >= least and ending.is_reached(self._inbox)):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
             checks += 1
-        if inviting:
-            self._end_invitations()
+        if may_end:
+            self._end_tasks()
         yield from self._inbox
 
-    def _heard(self, awaited: set[str]) -> bool:
-        return awaited <= {answer.site for answer in self._inbox}
-
-    def _end_invitations(self) -> None:
+    def _end_tasks(self) -> None:
         """Nothing of this exchange stands when the next one begins."""
         self.cancel_all_tasks()
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
@@ -205,6 +219,11 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
         else:
             found.append(id(value) if value or spec.kind == "model" else None)
     return tuple(found)
+
+
+def _parent(client: Client | str) -> str:
+    """The client that another one is below in FLARE's client hierarchy; empty for none. Relays are no clients."""
+    return str(client.get_fqsn() or "").rpartition(".")[0] if isinstance(client, Client) else ""
 
 
 def _name(client: Client | str) -> str:

@@ -31,6 +31,7 @@ from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
+from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
     VALIDATE,
@@ -49,7 +50,7 @@ TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", VALIDATE]
 
 
 class Aborted(Exception):
-    """The federation ended while this site was working."""
+    """The federation, or the round, ended while this site was working."""
 
 
 class FairExecutor(Executor):
@@ -76,10 +77,9 @@ class FairExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             site = self._ready(fl_ctx)
-            site.stop_if_aborted = lambda: _raise_if(abort_signal)
             foreign = task_name == VALIDATE
             read = validation_from_shareable if foreign else partial(instruction_from_shareable, task_name)
-            answer = self._answer(site, read(shareable), fl_ctx)
+            answer = self._watched(site, read(shareable), fl_ctx, abort_signal)
             if answer.error:
                 return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
             return answer_to_shareable(validation_answer(answer) if foreign else answer)
@@ -92,6 +92,26 @@ class FairExecutor(Executor):
             # A site's privacy filters come next and draw their noise from NumPy's global generator, which the site's
             # work has seeded with what the server knows.
             forget_seeds()
+
+    def _watched(self, site: Site, instruction: Instruction, fl_ctx: FLContext, abort_signal: Signal) -> Answer:
+        """The site's answer; a task that the server has given up stops it, and leaves it as before the task.
+
+        Raises:
+            Aborted: nobody waits for the answer any more.
+        """
+        number = instruction.round.number
+        with TaskWatch(fl_ctx) as watch:
+            site.stop_if_aborted = lambda: _raise_if(abort_signal.triggered or watch.gone)
+            try:
+                answer = self._answer(site, instruction, fl_ctx)
+                # What was kept is right only if the answer counts: FLARE drops it, too, when the task is gone.
+                _raise_if(instruction.task == "train" and site.memory.has(number) and watch.ask())
+            except Aborted:
+                if watch.gone:
+                    self.log_info(fl_ctx, f"{instruction.task}: round {number} went on without this site")
+                    _forget(site, instruction)
+                raise
+        return answer
 
     def _answer(self, site: Site, instruction: Instruction, fl_ctx: FLContext) -> Answer:
         """The site's answer; an update to be masked leaves it with what masks it, and for no other filter but ours.
@@ -163,9 +183,15 @@ def _append(path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-def _raise_if(abort_signal: Signal) -> None:
-    if abort_signal.triggered:
+def _raise_if(over: bool) -> None:
+    if over:
         raise Aborted
+
+
+def _forget(site: Site, instruction: Instruction) -> None:
+    """Discard what a round has kept that went on without the site."""
+    if instruction.task == "train":
+        site.memory.discard(instruction.round.number)
 
 
 def _public_name(error: Exception) -> str:

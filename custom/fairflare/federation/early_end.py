@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a round's training exchange ends before every site that was asked has answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from fairflare.federation.messages import Answer
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """What a run says of it; by default every site is waited for.
+
+    Attributes:
+        min_responses: answers without an error after which the exchange ends; None: those of all sites that were asked.
+        grace: seconds after them in which further answers still count, >= 0.
+    """
+
+    min_responses: int | None = None
+    grace: float = 0.0
+
+    def needed(self, asked: int) -> int:
+        """How many answers end an exchange of so many sites, at most ``asked``."""
+        return asked if self.min_responses is None else min(self.min_responses, asked)
+
+    def is_met(self, asked: Collection[str], answers: Sequence[Answer]) -> bool:
+        """Whether enough of the sites have answered; an error is no contribution to a round and does not end it."""
+        return len(_heard(asked, [answer for answer in answers if not answer.error])) >= self.needed(len(asked))
+
+    def late(self, asked: Collection[str], answers: Sequence[Answer]) -> list[str]:
+        """The sites that an exchange ended without although they were in time for its deadline, sorted.
+
+        Empty where it did not end early: sites that are missing then have let the deadline pass.
+        """
+        missing = sorted(set(asked) - _heard(asked, answers))
+        return missing if missing and self.is_met(asked, answers) else []
+
+
+class Ending:
+    """Whether one exchange is over; asked again and again while it lasts.
+
+    Args:
+        rule: the run's.
+        asked: the sites that it waits for.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, rule: EarlyEnd, asked: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._rule, self._asked, self._clock = rule, frozenset(asked), clock
+        self._since: float | None = None
+
+    def is_reached(self, answers: Sequence[Answer]) -> bool:
+        """True once every site has answered, or enough of them have and the grace time is over."""
+        if self._asked <= _heard(self._asked, answers):
+            return True
+        if self._since is None and self._rule.is_met(self._asked, answers):
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since >= self._rule.grace
+
+
+def _heard(asked: Collection[str], answers: Sequence[Answer]) -> set[str]:
+    return {answer.site for answer in answers} & set(asked)
