@@ -15,10 +15,11 @@ import torch
 from faulty_trainer import SECRET
 
 from fairflare.build import tasks
-from fairflare.build.assembly import build_parts
+from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.core.processes import SCRATCH
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.in_process import InProcess
 
 pytestmark = pytest.mark.flare
 HERE = Path(__file__).parent
@@ -84,6 +85,52 @@ def test_a_site_that_raises_is_left_out_and_its_words_stay_there(tmp_path):
     assert set(entries[2]["accepted"]) == {"site-1", "site-2", "site-3"}
     for name in ("audit.jsonl", "report.json", "report.html", "log.txt"):
         assert SECRET not in (tmp_path / "run" / name).read_text()
+
+
+class Skipping(InProcess):
+    """site-2 is not reached in the rounds ``skipped``."""
+
+    def __init__(self, sites, skipped):
+        super().__init__(sites)
+        self.skipped = skipped
+
+    def exchange(self, instructions):
+        reached = {s: i for s, i in instructions.items() if s != "site-2" or i.round.number not in self.skipped}
+        return super().exchange(reached if "train" in {i.task for i in reached.values()} else instructions)
+
+
+def without_round_2(folder, values):
+    """The hash of the model of the same run in this process in which site-2 does not train in round 2 at all."""
+    config = make_config("fedavg", "support2:dirichlet", rounds=3, sites=3, values=values)
+    parts = build_parts(config)
+    initial = {key: value.clone() for key, value in parts.model.items()}
+    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    folder.mkdir()
+    return model_hash(build_federation(config, parts, Skipping(sites, (2,)), folder, "local").run(initial))
+
+
+def test_a_round_ends_without_a_slow_site_whose_next_answer_counts(tmp_path):
+    """site-2 would train for ever in round 2; it stops, keeps nothing of that round, and takes part in the next one."""
+    victim = tasks.load("support2", "dirichlet", n_sites=3).site_data("site-2").size("train")
+    early = {"min_responses": 2, "grace": 8, "keep_optimizer": True}
+    slow = {"trainer": "slow", "victim": victim, "trainer.rounds": "2"}
+    chosen = [word for key, value in {**early, **slow}.items() for word in ("--set", f"{key}={value}")]
+    done = fairflare(
+        "run", "fedavg", *TASK, *chosen, "--rounds", 3, "--env", "sim", "--out", tmp_path / "run",
+        FAIRFLARE_PLUGINS=str(HERE / "slow_trainer.py"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    entries = verify(tmp_path / "run" / "audit.jsonl")
+    rounds = [e for e in entries if e["event"] == "round"]
+    late = {"code": "late", "detail": "the round ended with the answers of 2 of 3 sites"}
+    assert [e["rejected"] for e in rounds] == [{}, {"site-2": late}, {}]
+    assert [len(e["accepted"]) for e in rounds] == [3, 2, 3] and rounds[1]["seconds"]["exchange"] < 60
+    assert entries[-1]["model_sha256"] == without_round_2(tmp_path / "local", early)
+    assert "site-2 left out: late" in (tmp_path / "run" / "log.txt").read_text()
+    assert "train: round 2 went on without this site" in (tmp_path / "run" / "flare_log.txt").read_text()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    codes = {row["site"]: row["codes"] for row in report["detail"]["sites"]}
+    assert codes == {"site-1": {}, "site-2": {"late": 1}, "site-3": {}}
 
 
 def named(folder):

@@ -227,6 +227,18 @@ def test_a_site_lost_before_its_sum_is_left_out_and_the_rest_is_summed_again(cod
     assert counts == ([4, 3, 4, 4, 4] if code else [4, 3, 3, 4, 4])
 
 
+def test_a_site_that_is_late_to_train_has_sealed_nothing_and_is_summed_in_the_next_round(tmp_path):
+    """``min_responses`` ends the training alone: who is asked for a sum has trained, and all of these are waited for."""
+    config = config_of("masks", rounds=4, min_sites=3, min_responses=3)
+    _, entries, spy = federate(config, tmp_path / "run", fault=lost("train", "site-3"))
+    rounds = [e for e in entries if e["event"] == "round"]
+    left_out = [{site: why["code"] for site, why in e["rejected"].items()} for e in rounds]
+    assert left_out == [{}, {"site-3": "late"}, {}, {}]
+    sealed = {task: {a.site for t, number, a in spy.seen if (t, number) == (task, 2)} for task in ("sum", "weigh")}
+    assert sealed == dict.fromkeys(("sum", "weigh"), {"site-1", "site-2", "site-4"})
+    assert [len(e["accepted"]) for e in rounds] == [4, 3, 4, 4] and entries[-1]["status"] == "completed"
+
+
 def test_a_site_lost_after_the_sum_makes_the_step_shorter_and_tells_nobody_its_weight(tmp_path, monkeypatch):
     """The others mask anew and keep their weights: to share out the lost site's part would tell what it was."""
     weighed = weighed_at_sites(monkeypatch)

@@ -96,6 +96,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
         "rounds_done": len(trail.rounds),
         **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},
+        **{key: config.get(key) for key in ("min_responses", "grace")},
     }
 
 

@@ -15,7 +15,8 @@ Json = Mapping[str, Any]
 
 def opening(summary: Json) -> list[str]:
     """What a clinician should know first of one run, in two paragraphs: how it serves whom, and what happened."""
-    return [" ".join(_state(summary) + _service(summary)), " ".join(_refusals(summary) + _conditions(summary))]
+    happened = _refusals(summary) + _late(summary) + _conditions(summary)
+    return [" ".join(_state(summary) + _service(summary)), " ".join(happened)]
 
 
 def _state(summary: Json) -> list[str]:
@@ -94,6 +95,20 @@ def _refusals(summary: Json) -> list[str]:
     who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
     were = "was" if missing == 1 else "were"
     return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
+
+
+def _late(summary: Json) -> list[str]:
+    """Which sites the rounds ended without, and what that means for them; [] where none."""
+    late = {row["site"]: (row["codes"].get("late", 0), row["expected"]) for row in summary["sites"]}
+    who = [f"{site} was late in {count} of {plural(asked, 'round')}" for site, (count, asked) in late.items() if count]
+    if not who:
+        return []
+    ended = summary["min_responses"]
+    rounds = f"Rounds ended after {ended} answers" if ended else "Rounds ended before every site had answered"
+    return [
+        f"{rounds}, and what came later was not used: {listing(who)}. Who is late is not a matter of chance: the model "
+        "learns less from slower sites, and may serve their patients less well."
+    ]
 
 
 def _times(count: int) -> str:

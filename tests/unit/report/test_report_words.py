@@ -35,6 +35,21 @@ def test_opening_without_rejections(inputs):
     assert "No update was left out of the model (9 accepted)." in words.opening(summarise(**inputs))[1]
 
 
+def test_late_sites_are_named_with_what_it_means_for_them(inputs):
+    late = {"code": "late", "detail": "the round ended with the answers of 2 of 3 sites"}
+    for entry in inputs["entries"]:
+        if entry.get("round") in (1, 3):
+            entry["accepted"].pop("site-1"), entry["weights"].pop("site-1")
+            entry["rejected"]["site-1"] = late
+    assert "late" not in words.opening(summarise(**{**inputs, "entries": []}))[1]
+    found = words.opening(summarise(**inputs))[1]
+    assert "Rounds ended before every site had answered" in found and "site-1 was late in 2 of 4 rounds. Who" in found
+    inputs["config"]["min_responses"] = 2
+    found = words.opening(summarise(**inputs))[1]
+    assert "Rounds ended after 2 answers, and what came later was not used" in found
+    assert "may serve their patients less well" in found and "site-10 was late" not in found
+
+
 def test_the_next_worst_sites_are_named_when_there_are_enough(inputs):
     for name, value in (("site-3", 0.65), ("site-4", 0.7)):
         inputs["entries"][-2]["sites"][name] = {"test": {"balanced_accuracy": value}}
