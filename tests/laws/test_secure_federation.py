@@ -228,7 +228,7 @@ def test_a_site_lost_before_its_sum_is_left_out_and_the_rest_is_summed_again(cod
 
 
 def test_a_site_that_is_late_to_train_has_sealed_nothing_and_is_summed_in_the_next_round(tmp_path):
-    """``min_responses`` ends the training alone: who is asked for a sum has trained, and all of these are waited for."""
+    """``min_responses`` ends the training alone; the sums wait for everyone who has trained."""
     config = config_of("masks", rounds=4, min_sites=3, min_responses=3)
     _, entries, spy = federate(config, tmp_path / "run", fault=lost("train", "site-3"))
     rounds = [e for e in entries if e["event"] == "round"]
