@@ -52,7 +52,7 @@ def cli() -> None:
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
     from fairflare.app import console
-    from fairflare.app.describe import method_rows, part_rows
+    from fairflare.app.catalogue import method_rows, part_rows
 
     rows, show = (part_rows(), console.parts) if parts else (method_rows(), console.methods)
     console.dump(rows) if as_json else show(rows)
@@ -63,7 +63,7 @@ def list_methods(parts: bool, as_json: bool) -> None:
 def list_tasks(as_json: bool) -> None:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
     from fairflare.app import console
-    from fairflare.app.describe import task_rows
+    from fairflare.app.catalogue import task_rows
 
     rows = task_rows()
     console.dump(rows) if as_json else console.tasks(rows)

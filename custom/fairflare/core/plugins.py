@@ -59,6 +59,11 @@ def files() -> tuple[Path, ...]:
     return tuple(Path(p) for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p)
 
 
+def are_there() -> bool:
+    """Whether any plugin is named or installed."""
+    return bool(files() or _entry_points())
+
+
 def forget() -> None:
     """Import every plugin again when it is next asked for (tests)."""
     _done.clear()

@@ -10,11 +10,12 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.pt"
@@ -78,6 +79,8 @@ def read_tensors(path: Path) -> Any:
     Raises:
         UserError: it is no such file, or what it holds would take far more memory than the file has bytes.
     """
+    import torch  # only where tensors are read: seconds for a command that reads none
+
     size = _size(path)
     _check_archive(path, size)
     try:
@@ -104,6 +107,8 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
 
 def checked_model(content: Any, name: str) -> dict[str, torch.Tensor]:
     """``content`` as a state dict; raises UserError that names the file ``name`` when it is none."""
+    import torch
+
     whole = isinstance(content, Mapping) and all(
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
     )
@@ -154,6 +159,8 @@ def _leaves(content: Any, name: str, depth: int) -> Iterator[Any]:
 
 def _checked_size(value: Any, name: str) -> int:
     """Bytes of a tensor, 0 of a plain value; raises UserError for anything else."""
+    import torch
+
     if isinstance(value, PLAIN):
         return 0
     if type(value) is not torch.Tensor:

@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError
-from fairflare.core.types import StateDict
 from fairflare.federation.files import checked_model, read_tensors
+
+if TYPE_CHECKING:
+    from fairflare.core.types import StateDict
 
 TEMPORARY = ".tmp"
 """How the name of a file that is being written ends: ".checkpoint.pt.x1y2z3_a.tmp"."""
@@ -52,6 +52,8 @@ class Checkpoint:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
+    import torch  # only where tensors are written: seconds for a command that writes none
+
     content = {
         "round": checkpoint.round,
         "model": dict(checkpoint.model),
@@ -93,6 +95,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def save_model(path: Path, model: StateDict) -> None:
     """Write a plain state dict that ``torch.load(path, weights_only=True)`` reads."""
+    import torch
+
     write_atomically(path, lambda file: torch.save(dict(model), file))
 
 
