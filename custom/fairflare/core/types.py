@@ -83,7 +83,8 @@ class Reply:
 
     Attributes:
         site: the site's name; replies reach a rule sorted by it.
-        update: D_k = w_k - w^t for every floating-point entry of the model (parameters and buffers).
+        update: D_k = w_k - w^t for every floating-point entry of the model (parameters and buffers). An entry may lie
+            in a file, and is read every time it is asked for: ask once, and keep one at a time.
         n_examples: n_k > 0, the size of the site's training split.
         scalars: the numbers of the method's probes, finite and within the probes' ranges.
         metrics: the received model's validation metrics at the site.
@@ -93,7 +94,7 @@ class Reply:
     """
 
     site: str
-    update: StateDict
+    update: Mapping[str, Tensor]
     n_examples: int
     scalars: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)

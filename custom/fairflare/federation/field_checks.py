@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
+from fairflare.core.stored import Stored, in_order
 from fairflare.core.types import GROUP_COUNT, Number, StateDict
 from fairflare.federation.checks import (
     Ranges,
@@ -22,12 +24,13 @@ from fairflare.federation.checks import (
     materialized,
     short,
 )
+from fairflare.federation.norms import norm_of
 from fairflare.privacy.egress import all_finite
 
 
 @dataclass(frozen=True)
 class Against:
-    """What the server knows that an answer is held against."""
+    """What the server knows that an answer is held against; ``sizes``: the model's ``norms.entry_norms``."""
 
     model: StateDict
     round: int
@@ -36,6 +39,7 @@ class Against:
     wanted: Sequence[str]
     metrics: Ranges | None = None
     tensors: Mapping[str, Slot] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
@@ -67,8 +71,20 @@ def _in_range(spec: Number, value: Any) -> float:
     return float(value)
 
 
-def _checked_update(update: Any, model: StateDict) -> StateDict:
-    """The update with the model's own types; nothing of it is kept when any entry is wrong."""
+@dataclass(frozen=True)
+class Measured:
+    """An accepted update, and key -> ``norms.norm_of`` its entries: both come of one look at them."""
+
+    update: Mapping[str, Tensor]
+    sizes: dict[str, float]
+
+
+def _checked_update(update: Any, against: Against) -> Measured:
+    """The update with the model's own types; nothing of it is kept when any entry is wrong.
+
+    Entries that lie in files stay there: one at a time is read, and looked at once.
+    """
+    model = against.model
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(update, Mapping):
         raise Refused("keys", f"expected {len(expected)} tensors, got {type(update).__name__}")
@@ -76,27 +92,55 @@ def _checked_update(update: Any, model: StateDict) -> StateDict:
     if missing or extra:
         what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
         raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
-    return {key: _checked_tensor(key, update[key], value) for key, value in expected.items()}
+    held: dict[str, Tensor | Stored] = {}
+    sizes: dict[str, float] = {}
+    for key, like in expected.items():
+        value = update[key]
+        tensor = _tensor_of(key, value, like)
+        sizes[key] = _checked_size(key, tensor, like, against.sizes.get(key, math.inf))
+        held[key] = value if isinstance(value, Stored) else tensor
+    return Measured(in_order(held, expected), sizes)
 
 
-def _checked_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
+def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:
+    """What was sent for an entry as a tensor like the model's; of a tensor in a file the form is known unread."""
+    if isinstance(value, Stored):
+        _check_form(key, value.shape, value.dtype, like)
     # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
     value = materialized(value)
     tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
-    if tuple(tensor.shape) != tuple(like.shape):
-        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(tensor.shape)}")
-    if not tensor.is_floating_point():
-        raise Refused("dtype", f"{key}: expected {like.dtype}, got {tensor.dtype}")
+    _check_form(key, tensor.shape, tensor.dtype, like)
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
-    tensor = tensor.detach().to(device="cpu", dtype=like.dtype)
+    return tensor.detach().to(device="cpu", dtype=like.dtype)
+
+
+def _check_form(key: str, shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> None:
+    if tuple(shape) != tuple(like.shape):
+        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(shape)}")
+    if not dtype.is_floating_point:
+        raise Refused("dtype", f"{key}: expected {like.dtype}, got {dtype}")
+
+
+def _checked_size(key: str, tensor: Tensor, like: Tensor, largest: float) -> float:
+    """``norms.norm_of`` the entry; raises Refused where the model plus the entry is not finite, or is no variance.
+
+    Args:
+        key: the entry.
+        tensor: its update.
+        like: the model's.
+        largest: at least the largest absolute value of ``like``.
+    """
     if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
         raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
-    if not all_finite(tensor) or not all_finite(like + tensor):
+    size = norm_of(tensor)
+    # A norm is no less than any entry: where both are far below the largest number, no entry of the sum can reach it.
+    safe = size + largest < torch.finfo(like.dtype).max / 2
+    if not safe and not (all_finite(tensor) and all_finite(like + tensor)):
         raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
-    return tensor
+    return size
 
 
 def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, StateDict]:
@@ -119,7 +163,7 @@ CHECKS: Mapping[str, Check | None] = {
     "error": None,
     "name": None,
     "difference": lambda name, value, spec, at: _check_difference(value),
-    "update": lambda name, value, spec, at: _checked_update(value, at.model),
+    "update": lambda name, value, spec, at: _checked_update(value, at),
     "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
     "numbers": lambda name, value, spec, at: _checked_scalars(value, at.numbers, at.wanted),
     "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
+from fairflare.core.stored import held, in_order
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, Number, Reply, StateDict
 from fairflare.federation import norms
 from fairflare.federation.checks import (
@@ -24,7 +25,7 @@ from fairflare.federation.checks import (
     is_number,
     left_out,
 )
-from fairflare.federation.field_checks import CHECKS, Against, check_group_counts
+from fairflare.federation.field_checks import CHECKS, Against, Measured, check_group_counts
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,24 @@ class Gate:
             own: site -> the model that it was sent in place of w^t.
         """
         whole, model = model, self.shared(model)
+        entries = norms.entry_norms(model)
+        sizes: dict[str, norms.Norms] = {}
 
         def accept(answer: Answer) -> Reply:
-            sent = self.shared((own or {}).get(answer.site, whole))
-            return self._accept(answer, sent, round, declared.get(answer.site))
+            other = (own or {}).get(answer.site)
+            sent = model if other is None else self.shared(other)
+            known = entries if other is None else norms.entry_norms(sent)
+            reply, measured = self._accept(answer, sent, round, declared.get(answer.site), known)
+            sizes[answer.site] = norms.by_kind(measured, self.trainable)
+            return reply
 
         accepted, refused, repeated = first_good(answers, accept)
         flags: dict[str, list[str]] = {}
         for site in repeated:
             flags.setdefault(site, []).append("duplicate")
-        sizes = self._reject_outliers(accepted, refused, flags, norms.scales_of(model, self.trainable), history)
-        replies = [self._completed(accepted[site], whole) for site in sorted(accepted)]
+        scales = norms.scales_of(model, self.trainable, entries)
+        self._reject_outliers(accepted, sizes, refused, flags, scales, history)
+        replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
         flags = {site: flags[site] for site in sorted(flags)}
         return Verdict(replies, left_out(refused, accepted), flags, {site: sizes[site] for site in sorted(accepted)})
 
@@ -131,13 +139,17 @@ class Gate:
         found, refused, _ = first_good(answers, accept)
         return found, left_out(refused, found)
 
-    def _accept(self, answer: Answer, model: StateDict, round: int, declared: int | None) -> Reply:
+    def _accept(
+        self, answer: Answer, model: StateDict, round: int, declared: int | None, sizes: Mapping[str, float]
+    ) -> tuple[Reply, dict[str, float]]:
+        """The reply, and the norms of its update's entries; ``sizes``: those of the model's."""
         wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
         values = self._checked(
-            answer, "train", Against(model, round, declared, self.scalars, wanted, self.metrics, self.tensors)
+            answer, "train", Against(model, round, declared, self.scalars, wanted, self.metrics, self.tensors, sizes)
         )
         check_group_counts(values["scalars"], values["n_examples"])
-        return reply_of(answer.site, values, self.trainable)
+        measured: Measured = values["update"]
+        return reply_of(answer.site, {**values, "update": measured.update}, self.trainable), measured.sizes
 
     def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
         """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
@@ -152,31 +164,31 @@ class Gate:
                 values[name] = check(name, getattr(answer, name), spec, against)
         return values
 
-    def _completed(self, reply: Reply, model: StateDict) -> Reply:
-        """The reply with an update of zero for the entries that stay at the sites, so that the server's do not move."""
+    def _completed(self, replies: list[Reply], model: StateDict) -> list[Reply]:
+        """The replies with an update of zero for the entries that stay at the sites: the server's do not move."""
         if not self.personal:
-            return reply
+            return replies
         entries = {key: value for key, value in model.items() if value.is_floating_point()}
-        update = {key: reply.update[key] if key in reply.update else torch.zeros_like(entries[key]) for key in entries}
-        return dataclasses.replace(reply, update=update)
+        zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
+        return [dataclasses.replace(r, update=in_order(zeros | held(r.update), entries)) for r in replies]
 
     def _reject_outliers(
         self,
         accepted: dict[str, Reply],
+        sizes: Mapping[str, norms.Norms],
         refused: dict[str, Rejection],
         flags: dict[str, list[str]],
         scales: norms.Norms,
         history: norms.History | None,
-    ) -> dict[str, norms.Norms]:
-        sizes = {site: norms.norms_of(reply.update, self.trainable) for site, reply in accepted.items()}
-        for site, found in sizes.items():
+    ) -> None:
+        known = {site: sizes[site] for site in accepted}
+        for site, found in known.items():
             if not any(found.values()):
                 flags.setdefault(site, []).append("zero_update")
-        for site, detail in norms.too_large(sizes, scales, self.max_norm_ratio, history).items():
+        for site, detail in norms.too_large(known, scales, self.max_norm_ratio, history).items():
             refused[site] = Rejection(site, "norm", detail)
             del accepted[site]
             flags.pop(site, None)
-        return sizes
 
 
 def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:

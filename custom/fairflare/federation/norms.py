@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairflare.core.types import StateDict
 
@@ -21,6 +22,10 @@ History = Mapping[str, Mapping[str, list[float]]]
 SUM = ""
 """In place of a site: the sum of a round with secure sums."""
 
+ROW = 1 << 12
+"""Entries whose squares are summed in float32."""
+SMALLEST_ROW = 1e-12
+"""A row's norm from which on squares that float32 rounds to nothing do not matter."""
 RATIO = 100.0
 """Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/security.md."""
 REMEMBERED = 5
@@ -46,32 +51,67 @@ def kind_of(key: str, trainable: frozenset[str]) -> str:
     return {"running_mean": MEANS, "running_var": VARIANCES}.get(key.rpartition(".")[2], BUFFERS)
 
 
-def norms_of(update: StateDict, trainable: frozenset[str]) -> Norms:
-    """Kind -> L2 norm of the update's entries of that kind; of variances its root, in the units of the means."""
+def norm_of(value: Tensor) -> float:
+    """L2 norm of the entries, to seven digits; NaN or infinite where an entry is, or where float64 does not hold it.
+
+    float32 entries are read once: rows of ``ROW`` in float32, these in float64. Rows whose squares could leave
+    the range of float32, and all other types, are summed in float64 throughout.
+    """
+    flat = value.detach().reshape(-1)
+    if flat.dtype != torch.float32:
+        return _in_double(flat)
+    whole = flat.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).double()
+    unsure = torch.nonzero(~((rows > SMALLEST_ROW) & (rows < math.inf))).flatten().tolist()
+    for row in unsure:
+        rows[row] = _in_double(flat[row * ROW : (row + 1) * ROW])
+    return math.hypot(_in_double(rows), _in_double(flat[whole:]))
+
+
+def _in_double(flat: Tensor) -> float:
+    return float(torch.linalg.vector_norm(flat.double())) if flat.numel() else 0.0
+
+
+def entry_norms(model: Mapping[str, Tensor]) -> dict[str, float]:
+    """Key -> ``norm_of`` every floating-point entry."""
+    return {key: norm_of(value) for key, value in model.items() if value.is_floating_point()}
+
+
+def by_kind(sizes: Mapping[str, float], trainable: frozenset[str]) -> Norms:
+    """Kind -> L2 norm of the entries of that kind, from the entries' own; see ``norms_of``."""
     parts: dict[str, list[float]] = {}
-    for key, value in update.items():
-        norm = float(torch.linalg.vector_norm(value.double())) if value.numel() else 0.0
+    for key, norm in sizes.items():
         parts.setdefault(kind_of(key, trainable), []).append(norm)
     found = {kind: math.hypot(*norms) for kind, norms in parts.items()}
     return {kind: math.sqrt(norm) if kind == VARIANCES else norm for kind, norm in found.items()}
 
 
-def scales_of(model: StateDict, trainable: frozenset[str]) -> Norms:
+def norms_of(update: Mapping[str, Tensor], trainable: frozenset[str]) -> Norms:
+    """Kind -> L2 norm of the update's entries of that kind; of variances its root, in the units of the means."""
+    return by_kind({key: norm_of(value) for key, value in update.items()}, trainable)
+
+
+def scales_of(model: StateDict, trainable: frozenset[str], sizes: Mapping[str, float] | None = None) -> Norms:
     """Kind -> how large the received model is there, on the scale of ``norms_of``; above 0.
 
     Means are measured by the spread of what they are means of, so that a mean of 0 has a scale too.
+
+    Args:
+        model: w^t.
+        trainable: names of its trainable entries.
+        sizes: its ``entry_norms``, where they are known already.
     """
     entries = {key: value for key, value in model.items() if value.is_floating_point()}
-    scales = norms_of(entries, trainable)
-    sizes: dict[str, int] = {}
+    scales = by_kind(entry_norms(model) if sizes is None else sizes, trainable)
+    counts: dict[str, int] = {}
     for key, value in entries.items():
-        sizes[kind_of(key, trainable)] = sizes.get(kind_of(key, trainable), 0) + value.numel()
+        counts[kind_of(key, trainable)] = counts.get(kind_of(key, trainable), 0) + value.numel()
     if MEANS in scales:
         spread = [
             float(v.double().clamp(min=0).sum()) for k, v in entries.items() if kind_of(k, trainable) == VARIANCES
         ]
         scales[MEANS] = math.hypot(scales[MEANS], math.sqrt(sum(spread)))
-    usual = {kind: USUAL * math.sqrt(n) for kind, n in sizes.items()}
+    usual = {kind: USUAL * math.sqrt(n) for kind, n in counts.items()}
     if VARIANCES in usual:
         usual[VARIANCES] = math.sqrt(USUAL * usual[VARIANCES])
     return {kind: max(scale, usual[kind]) for kind, scale in scales.items()}

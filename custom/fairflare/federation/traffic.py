@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
-from fairflare.federation.checks import materialized
+from fairflare.core.stored import Stored
 from fairflare.federation.messages import Transport
 
 NUMBER = 8
@@ -64,7 +64,6 @@ def _bytes_of(value: Any, depth: int = 0) -> int:
             return NUMBER
         if type(value) is bytes:
             return len(value)
-        found = materialized(value)
-        return int(found.nbytes) if type(found) in (torch.Tensor, np.ndarray) else 0
+        return int(value.nbytes) if type(value) in (torch.Tensor, np.ndarray, Stored) else 0
     except Exception:  # an answer may hold anything, and the gate has yet to look at it
         return 0

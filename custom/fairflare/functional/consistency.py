@@ -44,12 +44,13 @@ class Consistency:
     def of(cls, replies: Sequence[Reply], state: Mapping[str, Any], tau: float, reference: bool) -> Consistency:
         """The counters of ``state``, zeros for sites that are here for the first time."""
         keys = [key for key in replies[0].update if reference or key in replies[0].trainable]
+        sizes = {key: replies[0].update[key].numel() for key in keys}
         history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            sizes = {key: reply.update[key].numel() for key in keys}
-            history.setdefault(reply.site, {key: torch.zeros(n, dtype=COUNTER) for key, n in sizes.items()})
+            if reply.site not in history:
+                history[reply.site] = {key: torch.zeros(n, dtype=COUNTER) for key, n in sizes.items()}
         return cls(history, rounds, tau, reference)
 
     def after(self, replies: Sequence[Reply]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def gram(replies: Sequence[Reply]) -> np.ndarray:
     stacked = np.empty((len(replies), BLOCK), dtype=np.float32)
     for key in sorted(replies[0].trainable & set(replies[0].update)):
         for _, updates in blocks_of(replies, key, BLOCK):
-            block = np.stack(updates, out=stacked[:, : len(updates[0])] if updates[0].dtype == np.float32 else None)
+            block = _stacked(updates, stacked)
             # NumPy sees that both factors are one array and computes half of the products.
             with np.errstate(over="ignore", invalid="ignore"):
                 products = block @ block.T
@@ -30,6 +30,15 @@ def gram(replies: Sequence[Reply]) -> np.ndarray:
                 products = block.astype(np.float64) @ block.astype(np.float64).T
             total += products
     return total
+
+
+def _stacked(updates: Sequence[np.ndarray], room: np.ndarray) -> np.ndarray:
+    """(K, B): the sites' blocks, in ``room`` where they are of its type."""
+    for row, update in enumerate(updates):
+        if update.dtype != room.dtype:
+            return np.stack(updates)
+        room[row, : len(update)] = update
+    return room[:, : len(update)]
 
 
 def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
@@ -295,7 +296,7 @@ def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
     ]
 
 
-def _equal(a: StateDict, b: StateDict) -> bool:
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return set(a) == set(b) and all(torch.equal(a[k], b[k]) for k in a)
 
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that lie in a file of this process's own until somebody asks for them, and updates that hold such ones."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A dense tensor as plain bytes in a file, which nothing else writes to.
+
+    Attributes:
+        file: its path, or the open file where it has no name.
+        offset: bytes before the tensor's first one.
+        dtype: of its entries, in this machine's byte order.
+        shape: its shape.
+    """
+
+    file: Path | BinaryIO
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def numel(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries."""
+        return self.numel() * self.dtype.itemsize
+
+    def materialize(self) -> Tensor:
+        """The tensor, mapped: its pages are read when they are looked at, and given back with the tensor.
+
+        Raises:
+            OSError, ValueError: the file is gone, or shorter than the tensor.
+        """
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=self.dtype)
+        mapped = np.memmap(self.file, np.uint8, "c", self.offset, (self.nbytes,))
+        return torch.from_numpy(mapped).view(self.dtype).view(self.shape)
+
+    def part(self, block: slice) -> Tensor:
+        """(B,): the entries of a block of positions, read from the file.
+
+        Raises:
+            OSError, ValueError: as ``materialize``.
+        """
+        start, stop, _ = block.indices(self.numel())
+        size = max(stop - start, 0) * self.dtype.itemsize
+        found = bytearray(size)
+        place = self.offset + start * self.dtype.itemsize
+        if isinstance(self.file, Path):
+            with self.file.open("rb", buffering=0) as file:
+                read = os.preadv(file.fileno(), [found], place)
+        else:
+            read = os.preadv(self.file.fileno(), [found], place)
+        if read != size:
+            raise ValueError(f"a tensor in a file: expected {size} bytes, found {read}")
+        return torch.frombuffer(found, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)
+
+
+class Entries(Mapping[str, Tensor]):
+    """An update some of whose entries lie in files: each is read when it is asked for, and kept by nobody here."""
+
+    def __init__(self, held: Mapping[str, Tensor | Stored], like: Mapping[str, Tensor]) -> None:
+        """
+        Args:
+            held: key -> entry, wherever it lies.
+            like: the model, whose types the entries are given.
+        """
+        self._held = dict(held)
+        self._dtypes = {key: like[key].dtype for key in self._held}
+
+    def __getitem__(self, key: str) -> Tensor:
+        held = self._held[key]
+        return (held.materialize() if isinstance(held, Stored) else held).to(self._dtypes[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def part(self, key: str, block: slice) -> Tensor:
+        """(B,): the entry's values at a block of its positions."""
+        held = self._held[key]
+        return (held.part(block) if isinstance(held, Stored) else held.reshape(-1)[block]).to(self._dtypes[key])
+
+    @property
+    def held(self) -> dict[str, Tensor | Stored]:
+        """Key -> entry, wherever it lies."""
+        return dict(self._held)
+
+
+def held(update: Mapping[str, Tensor]) -> dict[str, Tensor | Stored]:
+    """The entries of an update where they lie: none is read."""
+    return update.held if isinstance(update, Entries) else dict(update)
+
+
+def in_order(held: Mapping[str, Tensor | Stored], like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The entries of ``like`` as ``held`` has them: a plain dictionary unless one lies in a file."""
+    tensors = {key: value for key in like if isinstance(value := held[key], Tensor)}
+    return tensors if len(tensors) == len(like) else Entries({key: held[key] for key in like}, like)
+
+
+def part_of(update: Mapping[str, Tensor], key: str, block: slice) -> Tensor:
+    """(B,): an entry of an update at a block of its positions, wherever it lies."""
+    return update.part(key, block) if isinstance(update, Entries) else update[key].reshape(-1)[block]
