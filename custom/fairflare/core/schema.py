@@ -13,15 +13,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.stored import Stored
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number, Outline, Round, StateDict, TensorSpec
 
 __all__ = ["Answer", "Instruction", "Number", "Spec", "TaskName", "TensorSpec", "answer_fields", "instruction_fields"]
 
+T = TypeVar("T")
 TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate"]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
@@ -237,9 +239,9 @@ def flat(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.T
     return {f"{name}/{entry}": value for name, entries in tensors.items() for entry, value in entries.items()}
 
 
-def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, StateDict]:
+def nested(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """``flat`` undone."""
-    found: dict[str, StateDict] = {}
+    found: dict[str, dict[str, T]] = {}
     for key, value in tensors.items():
         name, _, entry = key.partition("/")
         found.setdefault(name, {})[entry] = value
@@ -270,6 +272,10 @@ def wrong_tensors(tensors: Any, slots: Mapping[str, Slot]) -> Wrong | None:
 
 
 def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:
+    if isinstance(value, Stored):
+        if value.shape != slot.shape:
+            return Wrong("tensor_shape", name, f"expected {slot.shape}, got {value.shape}")
+        value = value.materialize()
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
         return Wrong("tensor_type", name, f"expected a dense tensor, got {type(value).__name__}")
     if value.dtype != torch.float32:

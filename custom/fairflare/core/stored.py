@@ -8,11 +8,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
+
+MAPPED = 1 << 18
+"""Bytes from which on mapping a file costs less than reading it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +27,14 @@ class Stored:
         offset: bytes before the tensor's first one.
         dtype: of its entries, in this machine's byte order.
         shape: its shape.
+        owner: what deletes the file once nobody holds it.
     """
 
     file: Path | BinaryIO
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    owner: Any = None
 
     def numel(self) -> int:
         """Number of entries."""
@@ -41,13 +46,13 @@ class Stored:
         return self.numel() * self.dtype.itemsize
 
     def materialize(self) -> Tensor:
-        """The tensor, mapped: its pages are read when they are looked at, and given back with the tensor.
+        """The tensor; a large one mapped: its pages are read when they are looked at, and given back with the tensor.
 
         Raises:
             OSError, ValueError: the file is gone, or shorter than the tensor.
         """
-        if not self.nbytes:
-            return torch.empty(self.shape, dtype=self.dtype)
+        if self.nbytes < MAPPED:
+            return self.part(slice(None)).view(self.shape)
         mapped = np.memmap(self.file, np.uint8, "c", self.offset, (self.nbytes,))
         return torch.from_numpy(mapped).view(self.dtype).view(self.shape)
 
@@ -74,14 +79,14 @@ class Stored:
 class Entries(Mapping[str, Tensor]):
     """An update some of whose entries lie in files: each is read when it is asked for, and kept by nobody here."""
 
-    def __init__(self, held: Mapping[str, Tensor | Stored], like: Mapping[str, Tensor]) -> None:
+    def __init__(self, held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> None:
         """
         Args:
             held: key -> entry, wherever it lies.
-            like: the model, whose types the entries are given.
+            dtypes: key -> the type that it is given.
         """
         self._held = dict(held)
-        self._dtypes = {key: like[key].dtype for key in self._held}
+        self._dtypes = {key: dtypes[key] for key in self._held}
 
     def __getitem__(self, key: str) -> Tensor:
         held = self._held[key]
@@ -112,10 +117,15 @@ def held(update: Mapping[str, Tensor]) -> dict[str, Tensor | Stored]:
     return update.held if isinstance(update, Entries) else dict(update)
 
 
-def in_order(held: Mapping[str, Tensor | Stored], like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The entries of ``like`` as ``held`` has them: a plain dictionary unless one lies in a file."""
-    tensors = {key: value for key in like if isinstance(value := held[key], Tensor)}
-    return tensors if len(tensors) == len(like) else Entries({key: held[key] for key in like}, like)
+def gathered(held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> Mapping[str, Tensor]:
+    """The entries that ``dtypes`` names, in its order: a plain dictionary unless one lies in a file.
+
+    Args:
+        held: key -> entry, one in memory of its type already.
+        dtypes: key -> the type that the entry has where it is used.
+    """
+    tensors = {key: value for key in dtypes if isinstance(value := held[key], Tensor)}
+    return tensors if len(tensors) == len(dtypes) else Entries({key: held[key] for key in dtypes}, dtypes)
 
 
 def part_of(update: Mapping[str, Tensor], key: str, block: slice) -> Tensor:

@@ -100,7 +100,7 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     trainable: frozenset[str] = frozenset()
     measured: Mapping[str, float] = field(default_factory=dict)
-    tensors: Mapping[str, StateDict] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
-from fairflare.core.stored import Stored, in_order
+from fairflare.core.stored import Stored, gathered
 from fairflare.core.types import GROUP_COUNT, Number, StateDict
 from fairflare.federation.checks import (
     Ranges,
@@ -99,7 +99,7 @@ def _checked_update(update: Any, against: Against) -> Measured:
         tensor = _tensor_of(key, value, like)
         sizes[key] = _checked_size(key, tensor, like, against.sizes.get(key, math.inf))
         held[key] = value if isinstance(value, Stored) else tensor
-    return Measured(in_order(held, expected), sizes)
+    return Measured(gathered(held, {key: like.dtype for key, like in expected.items()}), sizes)
 
 
 def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:
@@ -143,13 +143,15 @@ def _checked_size(key: str, tensor: Tensor, like: Tensor, largest: float) -> flo
     return size
 
 
-def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, StateDict]:
+def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping[str, Tensor]]:
     """name -> {entry: tensor} of what parts declared; the whole answer is refused for any other."""
     if isinstance(value, Mapping):
-        value = {name: materialized(tensor) for name, tensor in value.items()}
+        value = {name: one if isinstance(one, Stored) else materialized(one) for name, one in value.items()}
     if wrong := wrong_tensors(value, slots):
         raise Refused(wrong.code, f"tensor {wrong.name}: {wrong.why}" if wrong.name else f"tensors: {wrong.why}")
-    return nested({name: value[name].detach().cpu() for name in slots if name in value})
+    found = {name: value[name] for name in slots if name in value}
+    kept = {name: one if isinstance(one, Stored) else one.detach().cpu() for name, one in found.items()}
+    return {name: gathered(entries, dict.fromkeys(entries, torch.float32)) for name, entries in nested(kept).items()}
 
 
 def _check_difference(value: Any) -> None:

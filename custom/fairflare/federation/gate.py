@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
-from fairflare.core.stored import held, in_order
+from fairflare.core.stored import gathered, held
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, Number, Reply, StateDict
 from fairflare.federation import norms
 from fairflare.federation.checks import (
@@ -170,7 +170,8 @@ class Gate:
             return replies
         entries = {key: value for key, value in model.items() if value.is_floating_point()}
         zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
-        return [dataclasses.replace(r, update=in_order(zeros | held(r.update), entries)) for r in replies]
+        dtypes = {key: value.dtype for key, value in entries.items()}
+        return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
 
     def _reject_outliers(
         self,

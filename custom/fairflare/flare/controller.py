@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from fairflare.federation.files import AUDIT
 from fairflare.federation.loop import Observer
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.flare.credentials import server_credentials
+from fairflare.flare.offload import in_files, offloaded
 from fairflare.flare.places import (
     claimed,
     federation_id,
@@ -89,6 +91,8 @@ class FairController(ModelController):
         self.task_check_period = task_check_period
         self.env = env
         self._inbox: list[Answer] = []
+        self._arrivals: Path | None = None  # where FLARE puts the tensors of answers
+        self._until_end = contextlib.ExitStack()
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
         self._early_end = EarlyEnd()
 
@@ -106,7 +110,10 @@ class FairController(ModelController):
         if config.federation:
             refuse_foreign(federation, config.sha256(), self.fl_ctx)
         # The simulator gives all its jobs one id.
-        with claimed(folder, federation, fresh=not config.federation and not is_named()):
+        with (
+            claimed(folder, federation, fresh=not config.federation and not is_named()),
+            contextlib.ExitStack() as self._until_end,
+        ):
             sign(folder, self.fl_ctx)
             self._run_in(folder, config, federation)
 
@@ -149,6 +156,8 @@ class FairController(ModelController):
         (``EarlyEnd``, over all groups); FLARE drops later answers with the task.
         """
         self._inbox = []
+        if self._arrivals is None:
+            self._arrivals = self._until_end.enter_context(offloaded(self.engine, Path(self.get_run_dir())))
         awaited = {site for site, one in instructions.items() if one.task != INVITATION}
         inviting = 0 < len(awaited) < len(instructions)
         training = any(one.task == "train" for one in instructions.values())
@@ -181,7 +190,8 @@ class FairController(ModelController):
             time.sleep(self.task_check_period)
 
     def _receive(self, model: FLModel) -> bool:
-        self._inbox.append(answer_from_model(model))
+        answer = answer_from_model(model)
+        self._inbox.append(in_files(answer, self._arrivals) if self._arrivals else answer)
         return True
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:

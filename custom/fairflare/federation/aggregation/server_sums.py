@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
+from fairflare.core.stored import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.federation.checks import (
     Refused,
@@ -96,7 +97,7 @@ class ServerSums:
         if total is None:
             return Summed(None, [], rejections, [])
 
-        def check(answer: Answer) -> tuple[Reply, StateDict]:
+        def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
             return _masked(answer, model, declared.get(answer.site))
 
         weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total})
@@ -165,20 +166,21 @@ def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejecti
         return None
     try:
         return add()
-    except (SumRefused, ValueError, RuntimeError) as error:
+    except (SumRefused, ValueError, RuntimeError, OSError) as error:
         # Whose fault it is cannot be seen: that is what the masks are for.
         rejections += [Rejection(site, "sum", str(error)) for site in roster]
         return None
 
 
-def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Reply, StateDict]:
+def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Reply, Mapping[str, torch.Tensor]]:
     """What can be checked of a masked update: that it has the model's entries, as int64."""
     if any(spec.secure == "hidden" and _holds(spec, getattr(answer, name)) for name, spec in answer_fields().items()):
         raise Refused("scalar_unknown", "numbers beside a masked update")
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
         raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
-    update = {key: _whole_tensor(key, answer.update[key], value) for key, value in expected.items()}
+    entries = {key: _whole_tensor(key, answer.update[key], value) for key, value in expected.items()}
+    update = gathered(entries, dict.fromkeys(entries, torch.int64))
     values = {**_check_counts(answer, declared), "update": {}, "metrics": checked_metrics(answer.metrics)}
     return reply_of(answer.site, values), update
 
@@ -197,12 +199,14 @@ def _holds(spec: Spec, value: Any) -> bool:
     return value is not None and value != {} and spec.kind != "difference"
 
 
-def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor:
-    value = materialized(value)
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.is_meta:
+def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor | Stored:
+    """The entry where it lies; one in a file is not read before the sum."""
+    value = value if isinstance(value, Stored) else materialized(value)
+    known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
+    if not known or value.dtype != torch.int64:
         raise Refused(
             "dtype", f"{key}: expected int64, got {short(str(getattr(value, 'dtype', type(value).__name__)))}"
         )
     if tuple(value.shape) != tuple(like.shape):
         raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
-    return value.cpu()
+    return value if isinstance(value, Stored) else value.cpu()
