@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What poc.sh and provisioned.sh share; they set KIND and define prepare_kits and start_kits.
+# What poc.sh and provisioned.sh (and relay.sh, through it) share; they set KIND and define prepare_kits and start_kits.
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 ROOT="$(dirname "$HERE")"
@@ -70,9 +70,11 @@ cmd_prepare() {
         die "$FOLDER: its federation is running: run $KIND.sh stop first"
     fi
     "$PYTHON" "$HERE/federation.py" check-port "$PORT"
+    [ -z "${RELAYS:-}" ] || "$PYTHON" "$HERE/federation.py" check-port "$((PORT + 1))"
     rm -rf "$FOLDER/poc" "$FOLDER/provisioned" "$FOLDER/sites" "$FOLDER/stores" "$FOLDER/last_job"
     mkdir -p "$FOLDER/home"
-    sed -E "s/^( *(fed_learn|admin)_port:).*/\1 $PORT/" "$HERE/$PROJECT" > "$FOLDER/project.yml"
+    sed -E -e "s/^( *(fed_learn|admin)_port:).*/\1 $PORT/" -e "s/^( *port:).*/\1 $((PORT + 1))/" \
+        "$HERE/$PROJECT" > "$FOLDER/project.yml"
     prepare_kits
     local made
     for made in home poc provisioned sites; do

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # A provisioned federation: what every hospital would do on its own machine, done on this one. provisioned.sh --help
 set -euo pipefail
-KIND=provisioned
-PROJECT=project.yml
-DEFAULT_PORT=8102
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then  # else relay.sh has said what differs
+    KIND=provisioned
+    PROJECT=project.yml
+    DEFAULT_PORT=8102
+    RELAYS=""
+fi
 SITES="hospital-a hospital-b hospital-c"
 TRIAL="--task support2:dirichlet --sites 3 --set clients=hospital-a,hospital-b,hospital-c"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -23,7 +26,7 @@ prepare_kits() {
 
 start_kits() {
     local name
-    for name in localhost $SITES; do
+    for name in localhost $RELAYS $SITES; do
         (cd "$KITS/$name" && ./startup/start.sh >start.log 2>&1 </dev/null)
     done
     connected

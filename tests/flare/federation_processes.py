@@ -23,9 +23,14 @@ LIMIT = 300
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that is free, and so is the one after it, on which a relay listens."""
+    while True:
+        with socket.socket() as probe, socket.socket() as after:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                after.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def bare_python(folder):

@@ -5,6 +5,8 @@ import dataclasses
 
 import pytest
 
+from fairflare.app.runs import cautions
+from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.audit import model_hash, verify
@@ -152,6 +154,14 @@ def test_a_killed_run_with_late_sites_resumes_to_the_same_bits(stop, tmp_path):
 def test_too_few_good_answers_end_the_run_and_the_late_site_is_named(tmp_path):
     with pytest.raises(RunFailed, match="round 1: 2 accepted sites, 3 needed; site-2: late"):
         federation(tmp_path, Slow(make_sites(3), slow=(1,)), min_sites=3).run(initial_model())
+
+
+def test_whoever_starts_such_a_run_is_told_whom_it_leaves_out():
+    assert EarlyEnd().caution() == ""
+    chosen = config(min_responses=4, grace=30)
+    (found,) = cautions(chosen, build_parts(chosen))
+    assert "ends 30 s after 4 answers" in found and "may serve them less well" in found and "\n" not in found
+    assert cautions(config(), build_parts(config())) == []
 
 
 def config(**values):

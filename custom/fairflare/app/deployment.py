@@ -11,11 +11,10 @@ from rich.markup import escape
 
 from fairflare.app import console
 from fairflare.app.folders import fresh_folder
+from fairflare.app.runs import cautions
 from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig
-from fairflare.build.method_parts import part
 from fairflare.core.errors import RunFailed
-from fairflare.core.types import Training
 from fairflare.report.write import REPORT, verify_run
 
 
@@ -47,7 +46,7 @@ def execute_deployed(
     from fairflare.flare.deploy import find_kit, run_deployed
 
     find_kit(env, kit)
-    if caution := build_parts(config).rule.caution(part(Training, config.training)):
+    for caution in cautions(config, build_parts(config)):
         console.note(caution)
     with fresh_folder(folder, force):
         run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=_tell)

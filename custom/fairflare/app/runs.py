@@ -34,6 +34,7 @@ from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
 from fairflare.core.versions import all_versions
 from fairflare.federation import audit
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.files import AUDIT, MODEL, is_file, read_json
 from fairflare.federation.history import events
 from fairflare.federation.lock import locked
@@ -74,7 +75,7 @@ def execute(
     """
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
     parts.task.check_data()
-    if caution := parts.rule.caution(part(Training, config.training)):
+    for caution in cautions(config, parts):
         console.note(caution)
     names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
@@ -84,6 +85,13 @@ def execute(
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
         return _in_process(config, parts, folder)
+
+
+def cautions(config: RunConfig, parts: Parts) -> list[str]:
+    """What whoever starts a run should know before it begins, one line each."""
+    early_end = EarlyEnd(config.min_responses, config.grace)
+    found = (parts.rule.caution(part(Training, config.training)), early_end.caution())
+    return [caution for caution in found if caution]
 
 
 def resume(folder: Path, *, sim_threads: int | None = None) -> dict[str, Any]:

@@ -22,6 +22,16 @@ class EarlyEnd:
     min_responses: int | None = None
     grace: float = 0.0
 
+    def caution(self) -> str:
+        """What whoever starts a run should know of it; empty where every site is waited for."""
+        if self.min_responses is None:
+            return ""
+        return (
+            f"min_responses: over FLARE a round ends {self.grace:g} s after {self.min_responses} answers, and slower "
+            "sites are left out of it: these are no random choice, and the model may serve them less well (in process "
+            "every site answers)"
+        )
+
     def needed(self, asked: int) -> int:
         """How many answers end an exchange of so many sites, at most ``asked``."""
         return asked if self.min_responses is None else min(self.min_responses, asked)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two of three hospitals behind a FLARE relay, over mTLS: it passes messages on, and the model has the same bits."""
+
+import psutil
+import pytest
+from federation_processes import check_run, federation, in_process
+
+pytestmark = pytest.mark.deploy
+LEAD = "lead@clinic-a.org"
+HOSPITALS = ["hospital-a", "hospital-b", "hospital-c"]
+RUN = ["fedism-plus", "--task", "support2:dirichlet", "--sites", "3", "--set", f"clients={','.join(HOSPITALS)}"]
+RUN += ["--rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def region(tmp_path_factory):
+    with federation("relay.sh", tmp_path_factory.mktemp("relay") / "hub") as made:
+        yield made
+
+
+def connected_to(made, name):
+    """Ports of this machine that the processes of a kit's owner have connected to."""
+    own = made.running_for(name).values()
+    return {c.raddr.port for p in own for c in p.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED}
+
+
+def test_hospitals_connect_to_the_relay_and_nothing_is_in_the_clear(region):
+    hub, relay = region.port, region.port + 1
+    for name in ("hospital-a", "hospital-b"):
+        assert relay in connected_to(region, name) and hub not in connected_to(region, name)
+    assert hub in connected_to(region, "hospital-c") and relay not in connected_to(region, "hospital-c")
+    assert hub in connected_to(region, "region")
+    for name in ("hospital-a", "hospital-b", "region"):
+        said = [file.read_text() for file in (region.kits / name / "startup").glob("fed_*.json")]
+        said += [file.read_text() for file in (region.kits / name / "local").glob("comm_config.json")]
+        assert any('"mtls"' in text for text in said) and not any('"clear"' in text for text in said), (name, said)
+
+
+def test_a_run_through_the_relay_has_the_bits_of_one_without(region, tmp_path):
+    expected = in_process(tmp_path / "local", *RUN)
+    region.fairflare("run", *RUN, "--env", "prod", "--kit", region.kits / LEAD, "--out", tmp_path / "run")
+    entries = check_run(tmp_path / "run", expected)
+    assert all(sorted(e["accepted"]) == HOSPITALS for e in entries if e["event"] == "round")
