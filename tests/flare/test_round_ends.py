@@ -38,6 +38,7 @@ class Board(FairController):
         self._early_end, self._task_timeout = early_end, 100
         self.now, self.tasks, self.cancelled, self.due = 0.0, [], [], dict(answers)
         self.abort_signal = SimpleNamespace(triggered=False)
+        self._arrivals = SimpleNamespace()  # no answer comes through FLARE
 
     def broadcast_model(self, data, task_name, targets, timeout, blocking, callback):
         self.tasks.append({"name": task_name, "left": set(targets), "until": self.now + timeout})
@@ -136,6 +137,13 @@ def test_a_site_with_a_parent_is_refused_in_a_line():
     with pytest.raises(RunFailed, match="site site-2: expected a connection .* got the parent site-1:") as error:
         connected(**{"site-2": "site-1"}).sites()
     assert "\n" not in str(error.value)
+
+
+def test_a_site_with_a_parent_that_comes_later_is_passed_over():
+    one = connected()
+    assert one.sites() == ["site-1", "site-2"]
+    one.engine.get_clients()[1].set_fqsn("site-1.site-2")
+    assert one.sites() == ["site-1"]
 
 
 class Engine:

@@ -95,6 +95,7 @@ class FairController(ModelController):
         self._until_end = contextlib.ExitStack()
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
         self._early_end = EarlyEnd()
+        self._begun = False
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
@@ -138,16 +139,20 @@ class FairController(ModelController):
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted.
 
+        A client that is connected through another one is none of them: FLARE gives its tasks to that one's job.
+
         Raises:
-            RunFailed: one of them is connected through another one: FLARE gives its tasks to that one's job.
+            RunFailed: there is such a client at the start of the run.
         """
         clients = self.engine.get_clients()
-        if child := next((client for client in clients if _parent(client)), None):
+        child = next((client for client in clients if _parent(client)), None)
+        if child is not None and not self._begun:
             raise RunFailed(
                 f"site {child.name}: expected a connection to the server, also through a relay, got the parent "
                 f"{_parent(child)}: FLARE's client hierarchy would never bring its answers here"
             )
-        return sorted(_name(client) for client in clients)
+        self._begun = True
+        return sorted(_name(client) for client in clients if not _parent(client))
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.
