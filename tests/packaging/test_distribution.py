@@ -64,7 +64,7 @@ def test_the_sdist_holds_tests_docs_and_all_that_make_needs(sdist):
     docs/images/disparity.png tests/conftest.py tests/golden/cka.npz tests/unit/test_architecture.py
     jobs/fedavg_ich/job.py app_configs/fedavg_ich/meta.json benchmarks/cka.py poc_workspace/project.yml
     custom/fairflare/py.typed custom/fairflare/report/run.html.j2 custom/fairflare/datasets/data/support2.csv.gz
-    custom/fairflare/datasets/data/processed.va.data
+    custom/fairflare/datasets/data/processed.va.data custom/fairflare/datasets/data/ist.csv.gz
     custom/fairflare/build/config.py
     """
     assert not set(wanted.split()) - names
@@ -80,7 +80,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
     assert {name for name in names if name.startswith("fairflare/")} == sources
-    assert {"fairflare/py.typed", "fairflare/report/run.html.j2", "fairflare/datasets/data/support2.csv.gz"} <= sources
+    assert {"fairflare/py.typed", "fairflare/report/run.html.j2"} <= sources
+    data = ("support2.csv.gz", "ist.csv.gz", "processed.cleveland.data")
+    assert {f"fairflare/datasets/data/{name}" for name in data} <= sources
     assert {name.partition("/")[0] for name in names} == {"fairflare", f"fairflare-{__version__}.dist-info"}
 
 

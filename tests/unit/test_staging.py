@@ -55,6 +55,9 @@ def test_another_table_brings_its_own_files_alone(tmp_path):
     brought = {name for name in found if name.startswith("data/")}
     assert brought == {"data/README.md", *(f"data/processed.{name}.data" for name in hospitals)}
     assert {"heart.py", "readers/heart.py", "kinds/centres.py"} <= found and "support2.py" not in found
+    (tmp_path / "other").mkdir()
+    trial = datasets(stage_package(tmp_path / "other", "ist"))
+    assert {name for name in trial if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
 def test_a_simulated_task_brings_no_table(tmp_path):

@@ -31,7 +31,6 @@ TRAIN, SEED = 0.66, 43
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
 GAPS = ("trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
 """Columns with a missing value somewhere: "full" says of each whether it is missing."""
-SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Heart(CentreTask):
         """The patients that the protocol keeps; their attributes are sex and age."""
         return _flamby() if self.protocol == "flamby" else _full()
 
-    def scaling(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+    def scaled_by(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
         """(x - mean) / sd of the centre's training patients; a column without spread there is only centred."""
         if self.protocol == "full":
             return fitted(train)
@@ -119,9 +118,7 @@ def _full() -> Centres:
     sizes = [len(part["num"]) for part in parts]
     starts = np.cumsum([0, *sizes])
     rows = {
-        site: {
-            name: start + np.array(part, dtype=np.int64) for name, part in zip(SPLITS, fixed_split(n, "heart", site))
-        }
+        site: fixed_split(np.arange(start, start + n), "heart", site)
         for site, n, start in zip(heart.FILES, sizes, starts)
     }
     table = {name: np.concatenate([part[name] for part in parts]) for name in heart.COLUMNS}

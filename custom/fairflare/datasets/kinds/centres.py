@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -76,7 +75,7 @@ class CentreTask(Task):
         """All patients; the same object for the same options."""
 
     @abstractmethod
-    def scaling(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+    def scaled_by(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
         """How a site with the training numbers ``train`` (n, columns) prepares numbers: see ``patients.fitted``."""
 
     def sites(self) -> dict[str, str]:
@@ -95,7 +94,7 @@ class CentreTask(Task):
     def site_data(self, site: str) -> TensorData:
         """The centre's patients, with their sensitive attributes."""
         table, rows = self.centres(), self.rows(site)
-        scaled = self.scaling(table.numbers[rows["train"]])
+        scaled = self.scaled_by(table.numbers[rows["train"]])
         splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
         return CentreData.of(splits, n_classes=len(self.classes))
 
@@ -110,14 +109,13 @@ def _split(table: Centres, rows: np.ndarray, scaled: Callable[[np.ndarray], Tens
     return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)
 
 
-@lru_cache(maxsize=4096)
-def fixed_split(n: int, task: str, site: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Places 0..n-1 of a site's patients as (train, val, test): 60, 10 and 30 per cent, the same for ever.
+def fixed_split(rows: np.ndarray, task: str, site: str) -> dict[str, np.ndarray]:
+    """Split -> those of a site's ``rows`` in it, sorted: 60, 10 and 30 per cent, the same for ever.
 
     The shares of test and validation are rounded, so that the one patient of a site of one is for training. Outcomes
     play no part: a patient is in the same split whatever is predicted.
     """
     rng = np.random.default_rng(derive(0, task, "natural split", site))
-    n_test, n_val = round(TEST * n), round(VAL * n)
-    test, val, train = np.split(rng.permutation(n), (n_test, n_test + n_val))
-    return tuple(sorted(train.tolist())), tuple(sorted(val.tolist())), tuple(sorted(test.tolist()))
+    n_test, n_val = round(TEST * len(rows)), round(VAL * len(rows))
+    test, val, train = np.split(rng.permutation(rows), (n_test, n_test + n_val))
+    return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
