@@ -6,8 +6,6 @@ FedISM+ prints balanced accuracy as "ACC" and the one-versus-one macro AUC as "A
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,12 +37,13 @@ def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
         return {"loss": float("nan")}
     z, y = logits.detach().double().cpu(), targets.cpu()
     confusion = _confusion(z.argmax(1).numpy(), y.numpy(), z.shape[1])
+    wins, sizes = _wins(z.softmax(1).numpy(), y.numpy()), confusion.sum(1)
     values = {
         "accuracy": float(confusion.trace() / confusion.sum()),
         "balanced_accuracy": _mean_recall(confusion),
         "macro_f1": _macro_f1(confusion),
-        "auc_ovo": _auc_ovo(z.softmax(1).numpy(), y.numpy()),
-        "auc_ovr": _auc_ovr(z.softmax(1).numpy(), y.numpy()),
+        "auc_ovo": _auc_ovo(wins, sizes),
+        "auc_ovr": _auc_ovr(wins, sizes),
         "loss": float(F.cross_entropy(z, y)),
     }
     return {name: value for name, value in values.items() if value is not None}
@@ -62,7 +61,7 @@ def binary(logits: Tensor, targets: Tensor) -> dict[str, float]:
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """P(score of a positive > score of a negative), ties counted half, by the rank sum (Mann and Whitney 1947).
 
-    An evaluation with ten classes takes a hundred of these; scikit-learn spends 50 times as long on each, on checks.
+    scikit-learn spends 50 times as long, on checks.
 
     Args:
         scores: (N,) float, finite.
@@ -92,14 +91,38 @@ def _macro_f1(confusion: np.ndarray) -> float:
     return float((2 * confusion.diagonal()[size > 0] / size[size > 0]).mean())
 
 
-def _auc_ovo(probabilities: np.ndarray, y: np.ndarray) -> float | None:
-    values = []
-    for a, b in combinations(np.unique(y), 2):
-        rows = (y == a) | (y == b)
-        values += [auc(probabilities[rows, c], y[rows] == c) for c in (a, b)]
-    return float(np.mean(values)) if values else None
+def _auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
+    """The mean over pairs of present classes of the pair's two AUCs."""
+    present = np.flatnonzero(sizes)
+    one, other = present[np.stack(np.triu_indices(len(present), 1))]
+    rows, columns = np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
+    return float(np.mean(wins[rows, columns] / (sizes[rows] * sizes[columns]))) if len(rows) else None
 
 
-def _auc_ovr(probabilities: np.ndarray, y: np.ndarray) -> float | None:
-    present = np.unique(y)
-    return float(np.mean([auc(probabilities[:, c], y == c) for c in present])) if len(present) > 1 else None
+def _auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:
+    """The mean over the present classes of the AUC of a class against all others."""
+    present = np.flatnonzero(sizes)
+    own = sizes[present]
+    return float(np.mean(wins[present].sum(1) / (own * (own.sum() - own)))) if len(present) > 1 else None
+
+
+def _wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """How often an example of one class is ranked above one of another: what all AUCs are made of, from one sort each.
+
+    Args:
+        probabilities: (N, C) float, finite.
+        y: (N,) classes.
+
+    Returns:
+        (C, C): in row c and column b the pairs of an example of c and one of b in which the first has the larger
+        probability of c, ties counted half; exact, as every number is a half of a whole one. The diagonal is 0.
+    """
+    n_classes = probabilities.shape[1]
+    wins = np.zeros((n_classes, n_classes))
+    for c in np.unique(y).tolist():
+        scores = probabilities[:, c]
+        own = np.sort(scores[y == c])
+        above = len(own) - (np.searchsorted(own, scores, "left") + np.searchsorted(own, scores, "right")) / 2
+        wins[c] = np.bincount(y, weights=above, minlength=n_classes)
+        wins[c, c] = 0.0
+    return wins

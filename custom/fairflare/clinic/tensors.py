@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -24,6 +25,11 @@ ROTATION = 10.0
 """Largest random rotation in degrees, either way."""
 TRANSLATION = 0.02
 """Largest random shift as a share of height or width, either way."""
+READY = 2**25
+"""Bytes of a split up to which a site keeps its normalised images in main memory, 3,600 grey ones of 48 pixels: larger
+images take the network so long that normalising them in every epoch no longer matters."""
+READY_SHARE = 0.25
+"""The same as a share of what is free on a GPU, where it also saves the copying."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,14 @@ class Split:
         """int64 (N,) classes; empty where targets are masks."""
         return self.targets if self.targets.dim() == 1 else torch.empty(0, dtype=torch.int64)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all examples are: here they are."""
+        return True
+
     def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of each batch of row numbers."""
-        return ((self.inputs[rows], self.targets[rows]) for rows in batches)
+        """Inputs and targets of each batch of row numbers, as copies: a network may write into what it is given."""
+        return ((self.inputs.index_select(0, rows), self.targets.index_select(0, rows)) for rows in batches)
 
 
 class TensorData:
@@ -92,6 +103,7 @@ class TensorData:
         self.mean, self.std, self.augment = tuple(mean), tuple(std), augment
         self.class_counts = torch.bincount(train.labels, minlength=n_classes) if n_classes else torch.empty(0)
         self.device = torch.device("cpu")
+        self._ready: dict[str, Split | None] = {}
         self.grouped(Grouping())
 
     @classmethod
@@ -108,7 +120,7 @@ class TensorData:
 
     def on(self, device: torch.device) -> TensorData:
         """This object, which from now on transforms batches on ``device`` and leaves them there."""
-        self.device = device
+        self.device, self._ready = device, {}
         return self
 
     def grouped(self, grouping: Grouping) -> TensorData:
@@ -133,25 +145,59 @@ class TensorData:
             ValueError: ``batch_size`` < 2.
         """
         generator = torch.Generator().manual_seed(seed)
-        train = self.splits["train"]
-        order = torch.randperm(len(train), generator=generator)
+        order = torch.randperm(self.size("train"), generator=generator)
         batches = batches_of(order, batch_size)
-        for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
-            inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
-            if self.augment:
-                inputs, targets = augmented(inputs, targets, generator)
-            yield Batch(normalised(inputs, self.mean, self.std), targets, self._groups["train"][rows])
+        yield from self._augmented(batches, generator) if self.augment else self._read("train", batches)
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
         """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
-        chosen = self.splits[split]
-        rows = torch.arange(len(chosen))
-        if at_most is not None and at_most < len(chosen):
-            rows = torch.linspace(0, len(chosen) - 1, at_most).round().long()
-        parts = rows.split(batch_size) if len(rows) else ()
-        for part, (inputs, targets) in zip(parts, chosen.read(parts), strict=True):
+        n = self.size(split)
+        rows = torch.arange(n)
+        if at_most is not None and at_most < n:
+            rows = torch.linspace(0, n - 1, at_most).round().long()
+        yield from self._read(split, rows.split(batch_size) if len(rows) else ())
+
+    def _augmented(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
+        """Training batches, moved at random before they are normalised."""
+        train, groups = self.splits["train"], self._groups["train"]
+        for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
+            inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
+            inputs, targets = augmented(inputs, targets, generator)
+            yield Batch(normalised(inputs, self.mean, self.std), targets, groups[rows])
+
+    def _read(self, name: str, batches: Sequence[Tensor]) -> Iterator[Batch]:
+        """Each batch of row numbers of a split, with eval transforms."""
+        groups, ready = self._groups[name], self._at_hand(name)
+        if ready is not None:
+            there = [moved(rows, self.device) for rows in batches]
+            for rows, (inputs, targets) in zip(batches, ready.read(there), strict=True):
+                yield Batch(inputs, targets, groups[rows])
+            return
+        for rows, (inputs, targets) in zip(batches, self.splits[name].read(batches), strict=True):
             inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
-            yield Batch(inputs, moved(targets, self.device), self._groups[split][part])
+            yield Batch(inputs, moved(targets, self.device), groups[rows])
+
+    def _at_hand(self, name: str) -> Split | None:
+        """A split as the network takes it, where the network computes; None where that saves nothing or is too much."""
+        split = self.splits[name]
+        if name not in self._ready and split.in_memory:
+            self._ready[name] = self._transformed(split) if self._fits(split) else None
+        return self._ready.get(name)
+
+    def _fits(self, split: Split | FileSplit) -> bool:
+        """Whether the transformed split is another than the one that is there, and small enough to be kept beside it."""
+        if not len(split):
+            return False
+        inputs, targets = next(split.read([torch.zeros(1, dtype=torch.int64)]))
+        if inputs.dtype == torch.float32 and not self.mean and self.device.type == "cpu":
+            return False
+        pixels = inputs.numel() // inputs.shape[1] * max(inputs.shape[1], len(self.mean))
+        return len(split) * (4 * pixels + targets.nbytes) <= _room(self.device)
+
+    def _transformed(self, split: Split | FileSplit) -> Split:
+        inputs, targets = next(split.read([torch.arange(len(split))]))
+        inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
+        return Split(inputs, moved(targets, self.device))
 
 
 def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -171,6 +217,11 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def _room(device: torch.device) -> float:
+    """Bytes that a split may take on ``device``."""
+    return READY_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else READY
+
+
 def as_float(inputs: Tensor) -> Tensor:
     """uint8 images as float32 in [0, 1]; anything else as it is."""
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
@@ -180,8 +231,14 @@ def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
     if not mean:
         return images
-    centre, scale = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (mean, std))
+    centre, scale = (_per_channel(tuple(values), images.device) for values in (mean, std))
     return (images - centre) / scale
+
+
+@lru_cache(maxsize=256)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 (C, 1, 1), made once: on a GPU every new one would be copied there while the step waits."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,9 @@ class Execution:
 
     def place(self, network: nn.Module) -> None:
         """Move ``network`` to the device, on a GPU in the channels-last layout that its convolutions are fastest in."""
+        there = all(tensor.device == self.device for tensor in chain(network.parameters(), network.buffers()))
+        if there and not self.on_gpu:
+            return
         network.to(self.device)
         if self.on_gpu:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it

@@ -20,7 +20,10 @@ def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch (dropout and initialisation read torch's)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # the same numbers; torch.manual_seed writes a stack trace down for each GPU that may yet appear
+        torch.default_generator.manual_seed(seed)
 
 
 def forget_seeds() -> None:

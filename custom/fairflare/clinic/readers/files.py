@@ -65,9 +65,14 @@ class FileSplit:
         with ThreadPoolExecutor(max(1, self.num_workers)) as pool:
             return [error for error in pool.map(self._error, range(len(self))) if error is not None]
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all examples have been read and are kept."""
+        return 0 < len(self._kept) == len(self)
+
     def read(self, batches: Sequence[Tensor]) -> Iterator[Example]:
         """Inputs (n, ...) and targets (n, ...) of each batch of row numbers, in order."""
-        if self.num_workers == 0 or len(self._kept) == len(self):
+        if self.num_workers == 0 or self.in_memory:
             yield from (_stacked([self.example(row) for row in rows.tolist()]) for rows in batches)
             return
         with ThreadPoolExecutor(self.num_workers) as pool:
