@@ -185,7 +185,7 @@ class TensorData:
         return self._ready.get(name)
 
     def _fits(self, split: Split | FileSplit) -> bool:
-        """Whether the transformed split is another than the one that is there, and small enough to be kept beside it."""
+        """Whether the transformed split is another than the one that is there, and small enough to be kept too."""
         if not len(split):
             return False
         inputs, targets = next(split.read([torch.zeros(1, dtype=torch.int64)]))

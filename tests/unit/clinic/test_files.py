@@ -72,3 +72,14 @@ def test_reading_stays_a_little_ahead_and_stops_when_nobody_listens():
     assert len(disk.reads) <= 3 * 4 + 2
     batches.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_files_that_are_all_kept_lie_ready_for_the_network(rate):
+    disk = Disk()
+    found = TensorData(train=split(disk, cache_rate=rate), val=split(disk, 4), test=split(disk, 3), n_classes=2)
+    first = [batch.inputs for batch in found.fixed("train", 6)]
+    assert found._at_hand("train") is None or rate == 1
+    assert (found._at_hand("train") is not None) == (rate == 1)
+    assert all(torch.equal(a, b.inputs) for a, b in zip(first, found.fixed("train", 6)))
+    assert found._at_hand("test") is None  # nothing of it has been read

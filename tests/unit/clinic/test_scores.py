@@ -2,6 +2,7 @@
 """Metrics against scikit-learn and against numbers worked out by hand."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -81,6 +82,26 @@ def test_auc_agrees_with_scikit_learn_with_many_and_with_few_ties():
     for n, decimals in ((2, 3), (7, 1), (60, 1), (60, 2), (400, 1), (400, 6)):
         values, positive = draw.random(n).round(decimals), np.arange(n) % 3 == 0
         assert scores.auc(values, positive) == pytest.approx(sk.roc_auc_score(positive, values), abs=1e-14)
+
+
+def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
+    draw = torch.Generator().manual_seed(0)
+    for n, classes in ((3, 2), (40, 4), (40, 7), (300, 10)):
+        logits, y = (
+            torch.randn(n, classes, generator=draw).round(decimals=1),
+            torch.randint(classes - 1, (n,), generator=draw),
+        )
+        p, y = logits.double().softmax(1).numpy(), y.numpy()
+        pairs = [
+            scores.auc(p[rows, c], y[rows] == c)
+            for a, b in combinations(np.unique(y), 2)
+            for rows in [(y == a) | (y == b)]
+            for c in (a, b)
+        ]
+        found = scores.classification(logits, torch.from_numpy(y))
+        if pairs:
+            assert found["auc_ovo"] == float(np.mean(pairs))
+            assert found["auc_ovr"] == float(np.mean([scores.auc(p[:, c], y == c) for c in np.unique(y)]))
 
 
 def test_risk_metrics_by_hand():

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from fairflare.clinic import tensors
 from fairflare.clinic.tensors import Split, TensorData, augmented
 
 
@@ -101,3 +102,35 @@ def test_tables_pass_unchanged():
 def test_attributes_have_one_value_per_example():
     with pytest.raises(ValueError, match="sex: expected 6 values as there are inputs, got 5"):
         Split(torch.zeros(6, 3), torch.zeros(6, dtype=torch.long), {"sex": ["f"] * 5})
+
+
+@pytest.mark.parametrize(
+    "norm", [{}, {"mean": (0.5,), "std": (0.3,)}, {"mean": (0.1, 0.2, 0.3), "std": (0.9, 1.0, 2.0)}]
+)
+def test_images_that_lie_ready_are_those_that_every_batch_would_transform(norm, monkeypatch):
+    def read(data):
+        return [*data.training(8, 3), *data.fixed("train", 5), *data.fixed("val", 5, 3)]
+
+    ready, each_time = site(**norm), site(**norm)
+    found = read(ready)
+    monkeypatch.setattr(tensors, "READY", 0)
+    for a, b in zip(found, read(each_time), strict=True):
+        assert all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a, b))
+    assert ready._at_hand("train") is not None and each_time._at_hand("train") is None
+
+
+def test_large_images_are_not_kept_twice(monkeypatch):
+    monkeypatch.setattr(tensors, "READY", 17 * 3 * 12 * 12 * 4 + 17 * 8 - 1)
+    norm = {"mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 2.0)}
+    assert site(**norm)._at_hand("train") is None
+    assert site(mean=(0.5,), std=(0.5,))._at_hand("train") is not None
+
+
+def test_a_network_may_write_into_its_batches():
+    table = torch.randn(6, 3)
+    parts = Split(table.clone(), torch.zeros(6, dtype=torch.long))
+    for data in (site(mean=(0.5,), std=(0.25,)), TensorData(train=parts, val=parts, test=parts, n_classes=2)):
+        before = [batch.inputs.clone() for batch in data.fixed("train", 4)]
+        for batch in (*data.training(4, 0), *data.fixed("train", 4)):
+            batch.inputs.zero_()
+        assert all(torch.equal(a, b.inputs) for a, b in zip(before, data.fixed("train", 4)))
