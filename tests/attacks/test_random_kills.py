@@ -25,6 +25,9 @@ from fairflare.trainers.base import Trainer
 KILLS, ATTEMPTS = 5, 15
 """Of each method's run: so many kills, in at most so many commands."""
 SMALL = ["--task", "support2:dirichlet", "--sites", "3", "--set", "epochs=1"]
+SCORED = ["--task", "digits", "--sites", "4", "--set", "epochs=1", "--set", "images_per_site=24",
+          "--set", "test_images=20", "--set", "site_test_images=8"]  # fmt: skip
+"""A task whose models are scored on shared test sets."""
 FORK = multiprocessing.get_context("fork")
 POINTS = [
     (state.os, "replace"), (state.os, "fsync"), (state.os, "open"), (state.tempfile, "mkstemp"), (AuditLog, "append"),
@@ -92,8 +95,27 @@ def warm(tmp_path_factory):
 
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
+    _kill_at_random(method, SMALL, tmp_path)
+
+
+def test_killed_at_random_a_run_says_the_same_scores_once(tmp_path):
+    _kill_at_random("fedavg", SCORED, tmp_path)
+    whole, *others = (_scores(log.parent) for log in sorted(tmp_path.glob("*/audit.jsonl"), key=_is_whole))
+    assert whole and others and all(found == whole for found in others)
+
+
+def _is_whole(log):
+    return log.parent.name != "whole"
+
+
+def _scores(folder):
+    found = [(e["round"], e["model_sha256"], e["test_sets"]) for e in verify_run(folder) if e["event"] == "scores"]
+    return sorted(found, key=lambda one: one[0])
+
+
+def _kill_at_random(method, options, tmp_path):
     chance, said = random.Random(f"kills of {method}"), tmp_path / "said"
-    run = ["run", method, *SMALL, "--rounds", "3", "--out"]
+    run = ["run", method, *options, "--rounds", "3", "--out"]
     calls = FORK.Value("i")
     code, seconds = command([*run, tmp_path / "whole"], lambda: at_call(-1, calls), said)
     assert code == 0, said.read_text()
@@ -131,3 +153,4 @@ def _check(folder, wanted, moments):
     entries = verify_run(folder)
     assert entries[-1]["model_sha256"] == wanted and entries[-1]["status"] == "completed", moments
     assert not [p for p in folder.parent.rglob(".*")] and not (folder / "sites").exists(), moments
+    assert not (folder / "unscored").exists(), moments

@@ -203,35 +203,6 @@ def test_a_rule_that_breaks_keeps_the_last_good_model(tmp_path):
     assert entries[-1]["model_sha256"] == entries[1]["model_sha256"]
 
 
-def test_the_last_five_rounds_are_scored(tmp_path):
-    federation = make_federation(tmp_path, rounds=7)
-    finals = []
-    federation.score = lambda model, final: finals.append(final) or {"clean": {"n": 1}}
-    federation.run(initial_model())
-    assert finals == [False] * 4 + [True]
-    scored = [bool(e["test_sets"]) for e in verify(tmp_path / "audit.jsonl") if e["event"] == "round"]
-    assert scored == [False] * 2 + [True] * 5
-
-
-def test_a_run_that_fails_between_two_rounds_is_scored_at_its_end(tmp_path):
-    """Where scoring fails as well, the line that says why the run failed is still written."""
-
-    def broken(model, final):
-        raise MemoryError
-
-    def nobody(answers):
-        return []
-
-    for name, score, found in (("a", lambda model, final: {"clean": {"final": final}}, True), ("b", broken, False)):
-        (tmp_path / name).mkdir()
-        federation = make_federation(tmp_path / name, Tampered(make_sites(), 2, nobody), rounds=9)
-        federation.score = score
-        with pytest.raises(RunFailed, match="round 2: 0 accepted sites"):
-            federation.run(initial_model())
-        last = verify(tmp_path / name / "audit.jsonl")[-1]
-        assert (last["event"], last["test_sets"]) == ("finish", {"clean": {"final": True}} if found else {})
-
-
 def test_another_configuration_does_not_continue_a_run(tmp_path):
     def die(answers):
         raise Dies

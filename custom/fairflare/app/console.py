@@ -101,11 +101,12 @@ class Progress:
             first = entry.get("from_round", 0)
             self._bar.update(self._task, description=self._title, total=self._rounds, completed=first)
         elif entry["event"] == "round":
-            self._bar.update(self._task, completed=entry["round"])
+            description = "final evaluation" if entry["round"] == entry["rounds"] else self._title
+            self._bar.update(self._task, completed=entry["round"], description=description)
             if entry["rejected"]:
                 self._bar.console.print(escape(line(entry)))
         elif entry["event"] == "evaluation":
-            self._bar.update(self._task, description="final evaluation")
+            self._bar.update(self._task, description="scoring the last rounds' models, writing the report")
 
     def follow(self, folder: Path) -> None:
         """Catch up with the audit log in ``folder``."""

@@ -20,7 +20,7 @@ from fairflare.build.assembly import CONFIG, SITES
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.federation import audit
-from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_file, read_json
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, UNSCORED, is_file, read_json
 from fairflare.federation.history import events
 from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
@@ -36,6 +36,7 @@ RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, REPORT, PAGE, LOG, FLARE_LOG)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(r"[^/]+\.pt(\.lock)?"),
+    UNSCORED: re.compile(r"\d+\.pt"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }

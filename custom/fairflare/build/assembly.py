@@ -34,13 +34,14 @@ from fairflare.core.types import Batch, Need, Number, Outline, SiteData, StateDi
 from fairflare.core.versions import versions
 from fairflare.federation.audit import AuditLog
 from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.evaluation import predict
+from fairflare.federation.evaluation import finite, predict
 from fairflare.federation.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.memory import SiteMemory, forget
 from fairflare.federation.messages import Transport
+from fairflare.federation.scoring import Beside, Score
 from fairflare.federation.site import Site
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
@@ -56,6 +57,8 @@ from fairflare.trainers.base import Trainer
 T = TypeVar("T")
 SITES = "sites"
 """Folder of an in-process run where the sites keep their memories."""
+BESIDE = {"local": Beside.NOTHING, "sim": Beside.EVALUATION, "flare": Beside.ROUNDS}
+"""Where the federation runs -> what its sites may do while the server scores."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,8 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"]),
+        score=scorer(parts, config.training["batch_size"]) if parts.task.has_test_sets else None,
+        beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
         seed=config.seed,
@@ -250,7 +254,7 @@ def allowed(parts: Parts, secure_sum: str) -> Egress:
     )
 
 
-def scorer(parts: Parts, batch_size: int) -> Callable[..., dict[str, Any]]:
+def scorer(parts: Parts, batch_size: int) -> Score:
     """Scores models on the task's shared test sets, which are built at the first call and kept.
 
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
@@ -258,7 +262,7 @@ def scorer(parts: Parts, batch_size: int) -> Callable[..., dict[str, Any]]:
     found: list[TestSet] = []
     tabled = set(parts.task.table_sets().values())
 
-    def score(model: StateDict, final: bool = True) -> dict[str, Any]:
+    def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
         found.extend(() if found else parts.task.test_sets())
         device = default_device()
         parts.network.to(device).load_state_dict(model)
@@ -266,7 +270,7 @@ def scorer(parts: Parts, batch_size: int) -> Callable[..., dict[str, Any]]:
             test.name: {
                 "corrupted": test.corrupted,
                 "n": len(test.targets),
-                "metrics": _scored(parts, test.batches(batch_size), device),
+                "metrics": _scored(parts, test.batches(batch_size), device, before_batch),
             }
             for test in found
             if final or test.name in tabled
@@ -275,8 +279,11 @@ def scorer(parts: Parts, batch_size: int) -> Callable[..., dict[str, Any]]:
     return score
 
 
-def _scored(parts: Parts, batches: Iterator[Batch], device: torch.device) -> dict[str, float]:
-    return parts.task.evaluate(*predict(parts.network, batches, device, parts.task.condense)[:2])
+def _scored(
+    parts: Parts, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
+) -> dict[str, float]:
+    found = predict(parts.network, batches, device, parts.task.condense, before_batch)
+    return finite(parts.task.evaluate(*found[:2]))
 
 
 def build_site(

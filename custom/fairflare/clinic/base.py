@@ -151,6 +151,11 @@ class Task(ABC):
         """Shared test sets, where the task is simulated and has them."""
         return ()
 
+    @property
+    def has_test_sets(self) -> bool:
+        """Whether ``test_sets`` may return any, known without building them."""
+        return type(self).test_sets is not Task.test_sets
+
     def table_sets(self) -> dict[str, str]:
         """ "clean" and "corrupted" -> names of the two test sets that the papers' tables report, if there are any."""
         return {}

@@ -21,6 +21,8 @@ CONFIG = "config.json"
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model.pt"
 AUDIT = "audit.jsonl"
+UNSCORED = "unscored"
+"""Folder of the models whose scores are owed."""
 
 MOST_JSON = 1 << 28
 """Bytes of a JSON file."""

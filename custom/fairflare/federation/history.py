@@ -3,7 +3,9 @@
 
 A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
 from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
-A "report" line may stand anywhere behind: it holds the hashes of the report's files.
+A round's line may say that its model is "unscored"; then one "scores" line, anywhere between it and a completed run's
+end, holds what the model got on the shared test sets. A "report" line may stand anywhere behind: it holds the hashes of
+the report's files.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there, read_
 from fairflare.federation.state import Checkpoint, load_checkpoint
 
 Entry = Mapping[str, Any]
-FORMAT = 2
-"""Of the log; format 1 had none written down, and bound neither rule state nor reports."""
+FORMAT = 3
+"""Of the log; in format 2 a round's own line held its model's scores."""
+READABLE = (2, FORMAT)
+"""Format 1 had none written down, and bound neither rule state nor reports."""
 REPORT = "report"
 COMPLETED = "completed"
 OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
@@ -42,11 +46,11 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "weights": NUMBERS,
         "notes": dict,
         "site_seconds": {str: NUMBERS},
-        "test_sets": dict,
         "seconds": NUMBERS,
         **LEFT,
     },
     "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
+    "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
     "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
@@ -85,6 +89,8 @@ class RunHistory:
         evaluated: whether the final model has been evaluated since the run last went on.
         last: the last line but for reports.
         reports: the lines that record a report, in their order.
+        left: round -> hash of the model that it left to be scored later.
+        unscored: those of these rounds whose scores are still owed.
     """
 
     start: Entry
@@ -94,6 +100,8 @@ class RunHistory:
     evaluated: bool = False
     last: Entry = field(default_factory=dict)
     reports: list[Entry] = field(default_factory=list)
+    left: dict[int, str] = field(default_factory=dict)
+    unscored: set[int] = field(default_factory=set)
 
     @property
     def completed(self) -> bool:
@@ -198,7 +206,7 @@ def read_final(folder: Path, course: RunHistory) -> dict[str, Any] | None:
 
 
 def _started(entry: Entry) -> RunHistory:
-    if entry["log_format"] != FORMAT:
+    if entry["log_format"] not in READABLE:
         raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
     return RunHistory(start=entry, standing=_standing(0, entry), last=entry)
 
@@ -209,6 +217,21 @@ def _round(course: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
     _keep_declared(course, entry, number)
     course.before, course.standing = course.standing, _standing(expected, entry)
+    if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
+        raise UserError(f"{AUDIT}: line {number}: round without proper scores")
+    if "unscored" in entry:
+        course.left[expected] = entry["model_sha256"]
+        course.unscored.add(expected)
+
+
+def _scores(course: RunHistory, entry: Entry, number: int) -> None:
+    scored = entry["round"]
+    owed = scored in course.unscored and scored <= course.standing.round
+    if course.finish or not owed or entry["model_sha256"] != course.left[scored]:
+        raise UserError(f"{AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
+    course.unscored.remove(scored)
+    if scored == course.standing.round:
+        course.before = None  # its checkpoint is written before its model is scored
 
 
 def _round_failed(course: RunHistory, entry: Entry, number: int) -> None:
@@ -225,13 +248,15 @@ def _evaluation(course: RunHistory, entry: Entry, number: int) -> None:
 
 
 def _finish(course: RunHistory, entry: Entry, number: int) -> None:
-    if course.finish or (entry["status"] == COMPLETED and not course.evaluated):
-        raise UserError(f"{AUDIT}: line {number}: the run cannot end here, its rounds or its evaluation are missing")
+    if course.finish or (entry["status"] == COMPLETED and (course.unscored or not course.evaluated)):
+        raise UserError(
+            f"{AUDIT}: line {number}: the run cannot end here, its rounds, their scores or its evaluation are missing"
+        )
     before = course.before
     if before is not None and entry["model_sha256"] == before.model:
         # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
         if course.standing.model != before.model:
-            course.standing, course.before = before, None
+            _back_to(course, before)
     else:
         _same_model(course, entry, number)
     course.finish = entry
@@ -243,13 +268,20 @@ def _resume(course: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
     if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
         raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
-    course.standing = allowed[0]
+    _back_to(course, allowed[0])
     _keep_declared(course, entry, number)
-    course.before, course.finish, course.evaluated = None, {}, False
+    course.finish, course.evaluated = {}, False
+
+
+def _back_to(course: RunHistory, standing: Standing) -> None:
+    """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
+    course.standing, course.before = standing, None
+    course.unscored = {number for number in course.unscored if number <= standing.round}
 
 
 _STEPS = {
     "round": _round,
+    "scores": _scores,
     "round_failed": _round_failed,
     "evaluation": _evaluation,
     "finish": _finish,

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.checks import Rejection, silent
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.entries import by_site, round_entry, too_few
-from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.federation.history import (
     COMPLETED,
@@ -37,6 +38,7 @@ from fairflare.federation.norms import remembered
 from fairflare.federation.outcomes import usable
 from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
+from fairflare.federation.scoring import Beside, Score, Scored, Scoring
 from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
 from fairflare.federation.traffic import Traffic
 from fairflare.rules.base import Outcome, Rule
@@ -44,8 +46,6 @@ from fairflare.selectors.all import All
 from fairflare.selectors.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.server_optimizers.none import Add
-
-LAST = 5
 
 
 class Observer(Protocol):
@@ -71,8 +71,9 @@ class Federation:
         groups: names of the groups that sites report values of at the end.
         lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
-        score: (a model, whether it is the final one) -> test set -> metrics on the task's shared test sets, asked for
-            after each of the last five rounds (the FedISM+ tables are means over these).
+        score: metrics on the task's shared test sets, asked for the model of each of the last five rounds; None: the
+            task has none.
+        beside: what the sites may be doing while the server scores.
         aggregation: combines a round's answers, in the clear or as secure sums.
         accept: codes of preflight's errors that count as warnings in this run.
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
@@ -92,7 +93,8 @@ class Federation:
     groups: tuple[str, ...] = ()
     lr: float = 0.0
     leave_out: str = ""
-    score: Callable[[StateDict, bool], dict[str, Any]] = lambda model, final: {}
+    score: Score | None = None
+    beside: Beside = Beside.NOTHING
     aggregation: Aggregation = field(default_factory=Plain)
     accept: Sequence[str] = ()
     selector: Selector = field(default_factory=All)
@@ -108,19 +110,31 @@ class Federation:
         """
         self._audit = AuditLog(self.folder / AUDIT)
         self._traffic = Traffic(self.transport)
-        standing = self._open(initial)
+        self._scoring = Scoring(self.folder, self.rounds, self.score, self.beside)
+        with contextlib.closing(self._scoring):
+            return self._run(self._open(initial)).model
+
+    def _run(self, standing: Checkpoint) -> Checkpoint:
+        """The rounds after ``standing``, the evaluation, the scores and the end."""
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
             self._evaluate(standing)
+            self._log_scores(self._scoring.rest(standing.round))
         except RunFailed as failure:
-            self._close(standing, "failed", str(failure))
+            self._fail(standing, str(failure))
             raise
         except Exception as error:
-            self._close(standing, "failed", f"internal error: {type(error).__name__}")
+            self._fail(standing, f"internal error: {type(error).__name__}")
             raise
         self._close(standing, COMPLETED, "")
-        return standing.model
+        return standing
+
+    def _fail(self, standing: Checkpoint, reason: str) -> None:
+        """The run ends with what it has; models that cannot be scored now stay in their files."""
+        with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
+            self._log_scores(self._scoring.rest(standing.round))
+        self._close(standing, "failed", reason)
 
     def _open(self, initial: StateDict) -> Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
@@ -130,9 +144,11 @@ class Federation:
             begun = Checkpoint(round=0, model=initial, declared=course.start["declared"])
             standing = read_standing(self.folder, course) or begun
             read_final(self.folder, course)
+            self._scoring.check(course, standing.round)
             if standing is begun and model_hash(initial) != course.start["model_sha256"]:
                 raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
+            self._scoring.go_on(course, standing.round)
         self._sha256 = model_hash(standing.model)
         return self._preflight(standing, resumed=course is not None)
 
@@ -143,7 +159,7 @@ class Federation:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
         if not self._audit.entries:
-            for name in (CHECKPOINT, MODEL):
+            for name in (CHECKPOINT, MODEL, UNSCORED):
                 if is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
             return None
@@ -196,11 +212,11 @@ class Federation:
         save_model(self.folder / MODEL, standing.model)
 
     def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
-        """The last good model's scores of a run that failed between two rounds; its last rounds' are in their lines."""
+        """The last good model's scores on all test sets, of a run that failed between two rounds."""
         if not 0 < standing.round < self.rounds:
             return {}
         try:
-            return self.score(standing.model, True)
+            return self._scoring.now(standing.model)
         except Exception:  # whatever it is, the line that says why the run failed must be written
             return {}
 
@@ -220,13 +236,21 @@ class Federation:
         left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
-        final = round.number == round.total
-        scores = self.score(outcome.model, final) if round.number > round.total - LAST else {}
-        line = self._log("round", **entry, test_sets=scores, seconds=seconds, bytes=self._traffic.taken(), **left)
+        owed = self._scoring.wants(round.number)
+        later = {"unscored": True} if owed else {}
+        line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
+        if owed:
+            self._scoring.owe(round.number, outcome.model, left["model_sha256"])
         after = dataclasses.replace(after, entry=line["hash"])
         save_checkpoint(self.folder / CHECKPOINT, after)
         self._sha256 = left["model_sha256"]
+        self._log_scores(self._scoring.ready())
         return after
+
+    def _log_scores(self, found: Iterable[Scored]) -> None:
+        for scored in found:
+            self._log("scores", **vars(scored))
+            self._scoring.logged(scored)
 
     def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
         """What the aggregation is given of a round."""
@@ -268,7 +292,8 @@ class Federation:
             for model in [standing.models.get(site, standing.model)]
         }
         invited = {site: Instruction("preflight", round, {}) for site in away}
-        answered = list(self._traffic.exchange(instructions | invited))
+        with self._scoring.while_sites(Beside.ROUNDS):
+            answered = list(self._traffic.exchange(instructions | invited))
         answers = [answer for answer in answered if answer.site in instructions]
         statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
         barred = turned_away(statements, refused)
@@ -305,7 +330,8 @@ class Federation:
         """Site -> its accepted results of the model that it is sent, and the rejections."""
         last = Round(self.rounds, self.rounds)
         asked = {site: Instruction("evaluate", last, model) for site, model in models.items()}
-        answers = list(self._traffic.exchange(asked)) if asked else []
+        with self._scoring.while_sites(Beside.EVALUATION):
+            answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
         sites, rejections = inspect_evaluation(answers, last.number, self.groups, gate.metrics, gate.personal_results)
         return sites, rejections + silent(asked, answers)

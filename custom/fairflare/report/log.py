@@ -30,6 +30,9 @@ def line(entry: Mapping[str, Any]) -> str:
         seconds = sum(entry["seconds"].values())
         left_out = "".join(f"; {s} left out: {r['code']} ({r['detail']})" for s, r in entry["rejected"].items())
         return f"round {entry['round']} of {entry['rounds']}: {len(entry['accepted'])} sites, {seconds:.2f} s{left_out}"
+    if entry["event"] == "scores":
+        sets, seconds = len(entry["test_sets"]), sum(entry["seconds"].values())
+        return f"model of round {entry['round']} scored on {sets} shared test sets, {seconds:.2f} s"
     if entry["event"] == "round_failed":
         return f"round {entry['round']}: too few sites; " + "; ".join(
             f"{s}: {r['code']}" for s, r in entry["rejected"].items()

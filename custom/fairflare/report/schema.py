@@ -60,14 +60,14 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     )
 
 
-def last_rounds(entries: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
+def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
     """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
 
     Args:
-        entries: the audit log.
+        rounds: records of rounds, see ``Trail``.
         table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
     """
-    by_round = {e["round"]: e["test_sets"] for e in entries if e["event"] == "round" and e.get("test_sets")}
+    by_round = {record["round"]: record["test_sets"] for record in rounds if record.get("test_sets")}
     found: Json = {"rounds": len(by_round), "names": dict(table_sets), "clean": None, "corrupted": None}
     for kind, name in table_sets.items():
         scores = [sets[name]["metrics"] for sets in by_round.values() if name in sets]

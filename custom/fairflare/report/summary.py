@@ -64,7 +64,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "contributions": contributions(trail, sites),
         "test_sets": {
             **_test_sets(trail.test_sets(), headline),
-            "last": last_rounds(entries, about.get("table_sets") or {}),
+            "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
         "personal": personal_section(trail, sites, headline, higher),

@@ -19,7 +19,7 @@ class Trail:
 
     Attributes:
         start: the "start" record, empty if there is none.
-        rounds: one record per round, ascending; of several for one round the latest.
+        rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
         resumes: the "resume" records in their order.
         evaluation: the last "evaluation" after the last resume, else empty.
         finish: the last "finish" after the last resume, else empty.
@@ -63,24 +63,34 @@ class Trail:
 
 def read_trail(entries: Iterable[Entry]) -> Trail:
     """The records that count of ``entries``, audit records in the order in which they were written."""
-    trail, rounds, records = Trail(), {}, [e for e in entries if e.get("event") != "report"]
+    trail, rounds, scores = Trail(), {}, {}
+    records = [e for e in entries if e.get("event") != "report"]
     for record in records:
         event = record.get("event")
         if event == "start":
             trail.start = record
         elif event == "round":
             rounds[record["round"]] = record
+        elif event == "scores":
+            scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
             trail.evaluation = trail.finish = {}
         elif event in ("evaluation", "finish"):
             setattr(trail, event, record)
-    trail.rounds = [rounds[number] for number in sorted(rounds)]
+    trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
     trail.n_entries = len(records)
     if records:
         trail.head = records[-1].get("hash")
         trail.times = (records[0].get("time"), records[-1].get("time"))
     return trail
+
+
+def _scored(record: Entry, scores: Entry | None) -> Entry:
+    """A round's record with the scores of the model that it left, which stood in the record itself until format 2."""
+    if scores is None or scores["model_sha256"] != record.get("model_sha256"):
+        return record
+    return {**record, "test_sets": scores["test_sets"]}
 
 
 def timing(trail: Trail) -> dict[str, Any]:

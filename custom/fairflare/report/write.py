@@ -17,6 +17,7 @@ from fairflare.federation.files import (
     CONFIG,
     MODEL,
     MOST_JSON,
+    UNSCORED,
     is_file,
     is_there,
     read_bytes,
@@ -25,6 +26,7 @@ from fairflare.federation.files import (
 from fairflare.federation.history import REPORT as RECORD
 from fairflare.federation.history import RunHistory, events, read_final, read_history, read_standing
 from fairflare.federation.state import json_text, save_text
+from fairflare.federation.unscored import Unscored
 from fairflare.report.page import render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
@@ -88,8 +90,9 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
 
     Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
     ``report.json`` and ``report.html`` by their bytes; model, rule state, declared counts and round of
-    ``checkpoint.pt``; ``model.pt``; and that none of them is missing. Nothing is changed. Not to be found without the
-    head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
+    ``checkpoint.pt``; models that are still to be scored; ``model.pt``; and that none of them is missing. Nothing is
+    changed. Not to be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all
+    made anew.
 
     Args:
         folder: the run's.
@@ -128,7 +131,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
         UserError: one line that says what does not fit.
     """
     if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
-        for name in (CHECKPOINT, MODEL, REPORT, PAGE):
+        for name in (CHECKPOINT, MODEL, UNSCORED, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
         return None
@@ -148,7 +151,8 @@ def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, list[dict[str, A
     entries = audit.verify(folder / AUDIT, torn=torn)
     course = read_history(entries)
     _checked_config(folder, course)
-    read_standing(folder, course)
+    standing = read_standing(folder, course)
+    Unscored(folder).check(course, standing.round if standing else 0)
     return course, entries
 
 

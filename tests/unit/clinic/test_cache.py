@@ -280,7 +280,7 @@ def test_only_the_final_model_meets_all_test_sets(folder, tmp_path):
     """The other of the last five rounds are scored on the two sets of the papers' tables, whose means these are."""
     config = make_config("fedavg", "ich-phantom:small", rounds=2, values=TASKS[ICH])
     report = execute(config, tmp_path / "run")
-    before, final = (e["test_sets"] for e in audit.verify(tmp_path / "run" / "audit.jsonl") if e["event"] == "round")
+    before, final = (e["test_sets"] for e in audit.verify(tmp_path / "run" / "audit.jsonl") if e["event"] == "scores")
     assert set(before) == {"clean", "noise 3"} and len(final) == 6
     assert [row["name"] for row in report["detail"]["test_sets"]["rows"]] == list(final)
     last = report["detail"]["test_sets"]["last"]

@@ -43,9 +43,9 @@ class OwnImages(OwnData):
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""
-        folder = Path(self.datalists) / SHARED
-        if not self.datalists or not folder.is_dir():
+        if not self.has_test_sets:
             return ()
+        folder = Path(self.datalists) / SHARED
         found, masks = [], not self.class_labels
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, masks=masks, n_classes=len(self.classes))
@@ -53,6 +53,11 @@ class OwnImages(OwnData):
                 test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
             )
         return tuple(found)
+
+    @property
+    def has_test_sets(self) -> bool:
+        """Whether there is a folder of them."""
+        return bool(self.datalists) and (Path(self.datalists) / SHARED).is_dir()
 
     def table_sets(self) -> dict[str, str]:
         """What ``dataset.json`` says of them."""
