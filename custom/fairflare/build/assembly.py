@@ -41,7 +41,7 @@ from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.memory import SiteMemory, forget
 from fairflare.federation.messages import Transport
-from fairflare.federation.scoring import Beside, Score
+from fairflare.federation.scoring import LAST, Beside, Score
 from fairflare.federation.site import Site
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
@@ -214,6 +214,7 @@ def build_federation(
         leave_out=config.leave_out,
         accept=config.accept,
         score=scorer(parts, config.training["batch_size"]) if parts.task.has_test_sets else None,
+        scored_rounds=LAST if parts.task.table_sets() else 1,
         beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,

@@ -38,7 +38,7 @@ from fairflare.federation.norms import remembered
 from fairflare.federation.outcomes import usable
 from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.federation.scoring import Beside, Score, Scored, Scoring
+from fairflare.federation.scoring import LAST, Beside, Score, Scored, Scoring
 from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
 from fairflare.federation.traffic import Traffic
 from fairflare.rules.base import Outcome, Rule
@@ -71,8 +71,9 @@ class Federation:
         groups: names of the groups that sites report values of at the end.
         lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
-        score: metrics on the task's shared test sets, asked for the model of each of the last five rounds; None: the
-            task has none.
+        score: metrics on the task's shared test sets, asked for the model of each of the last rounds; None: there are
+            none.
+        scored_rounds: how many these are.
         beside: what the sites may be doing while the server scores.
         aggregation: combines a round's answers, in the clear or as secure sums.
         accept: codes of preflight's errors that count as warnings in this run.
@@ -94,6 +95,7 @@ class Federation:
     lr: float = 0.0
     leave_out: str = ""
     score: Score | None = None
+    scored_rounds: int = LAST
     beside: Beside = Beside.NOTHING
     aggregation: Aggregation = field(default_factory=Plain)
     accept: Sequence[str] = ()
@@ -110,7 +112,7 @@ class Federation:
         """
         self._audit = AuditLog(self.folder / AUDIT)
         self._traffic = Traffic(self.transport)
-        self._scoring = Scoring(self.folder, self.rounds, self.score, self.beside)
+        self._scoring = Scoring(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         with contextlib.closing(self._scoring):
             return self._run(self._open(initial)).model
 

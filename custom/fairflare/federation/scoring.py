@@ -23,7 +23,7 @@ from fairflare.federation.history import RunHistory
 from fairflare.federation.unscored import Unscored
 
 LAST = 5
-"""Rounds whose models are scored; the FedISM+ tables are means over these."""
+"""Rounds that a mean in the FedISM+ tables is over."""
 Score = Callable[[StateDict, bool, Callable[[], None]], dict[str, Any]]
 """(A model, whether it is the final one, what to call before every batch) -> test set -> metrics."""
 
@@ -65,6 +65,7 @@ class Scoring:
         rounds: T.
         score: None where the task has no shared test sets.
         beside: when the thread may work.
+        last: how many of the last rounds are scored.
         owed: round -> hash of its model, which is in a file.
     """
 
@@ -72,6 +73,7 @@ class Scoring:
     rounds: int
     score: Score | None
     beside: Beside
+    last: int = LAST
     owed: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,7 +93,7 @@ class Scoring:
 
     def wants(self, round: int) -> bool:
         """Whether the model of ``round`` is to be scored."""
-        return self.score is not None and round > self.rounds - LAST
+        return self.score is not None and round > self.rounds - self.last
 
     def owe(self, round: int, model: StateDict, sha256: str) -> None:
         """Keep the model of ``round``, of which the log has just said ``sha256``."""
