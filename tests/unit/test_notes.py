@@ -74,9 +74,13 @@ def test_the_log_begins_with_the_declarations(tmp_path):
 
 def test_tensorboard_draws_any_rules_notes(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     board = TensorBoard(tmp_path, [note.to_json() for note in Noting.notes])
     make_federation(tmp_path, rule=Noting(), rounds=1, observers=[board]).run(initial_model())
+    (file,) = (tmp_path / "tb_events").iterdir()
+    version, *rounds = EventFileLoader(str(file)).Load()
+    assert version.file_version and [(event.step, len(event.summary.value) > 10) for event in rounds] == [(1, True)]
     board.close()
     events = EventAccumulator(str(tmp_path / "tb_events")).Reload()
     assert events.Scalars("note_n_sites")[0].value == 3

@@ -20,6 +20,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from fairflare.core.findings import Finding
+from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.log import line
 from fairflare.report.personal import QUANTITIES as PERSONAL
@@ -77,6 +78,7 @@ class Progress:
         self._title, self._rounds, self._sites = escape(title), rounds, sites
         self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None)
         self._read = 0
+        """Bytes of the audit log that have been shown."""
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -109,12 +111,14 @@ class Progress:
             self._bar.update(self._task, description="scoring the last rounds' models, writing the report")
 
     def follow(self, folder: Path) -> None:
-        """Catch up with the audit log in ``folder``."""
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            lines = (folder / "audit.jsonl").read_text().splitlines()
-            for text in lines[self._read :]:
+        """Catch up with the audit log in ``folder``: only what was written since the last call is read."""
+        with contextlib.suppress(OSError, json.JSONDecodeError), (folder / AUDIT).open("rb") as file:
+            file.seek(self._read)
+            for text in file:
+                if not text.endswith(b"\n"):  # being written, or torn by a kill
+                    break
                 self.saw(json.loads(text))
-                self._read += 1
+                self._read += len(text)
 
 
 class Counter:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fairflare.core.objectives import Objective
 from fairflare.core.types import PERSONAL, Batch, Cost, LocalWork, Need, Number, Offer, StateDict, TensorSpec, Training
 from fairflare.trainers.batches import local_batches
+from fairflare.trainers.optimizers import SGD, Adam
 
 
 class Trainer(ABC):
@@ -137,5 +138,5 @@ def make_optimizer(network: nn.Module, training: Training) -> torch.optim.Optimi
     parameters = [p for p in network.parameters() if p.requires_grad]
     shared: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
     if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=training.momentum, **shared)
-    return torch.optim.Adam(parameters, betas=(0.9, training.adam_beta2), **shared)
+        return SGD(parameters, momentum=training.momentum, **shared)
+    return Adam(parameters, betas=(0.9, training.adam_beta2), **shared)
