@@ -17,8 +17,11 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @pytest.fixture(scope="module")
 def provisioned(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kits")
-    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(SCRIPTS / "project.yml"), "-w", "made"]
+    return provision(tmp_path_factory.mktemp("kits"), SCRIPTS / "project.yml")
+
+
+def provision(folder, project):
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", "made"]
     environment = {**os.environ, "HOME": str(folder)}
     subprocess.run([*command, "--force"], cwd=folder, env=environment, check=True, capture_output=True, timeout=120)
     return folder / "made" / "fairflare"
@@ -65,3 +68,33 @@ def test_a_site_gets_its_check_of_jobs_and_keeps_what_it_had(provisioned, federa
     assert {k: v for k, v in settings.items() if k not in changed} == {
         k: v for k, v in default.items() if k not in changed
     }
+
+
+def ways(kits):
+    """Scheme and security of each way between the hub, the relay and the hospitals behind it, as their kits say."""
+
+    def said(name, file, key):
+        found = json.loads((kits / "prod_00" / name / file).read_text())[key]
+        return found["scheme"], found.get("resources", found)["connection_security"]
+
+    return {
+        "relay listens": said("region", "local/comm_config.json", "internal"),
+        "relay to hub": said("region", "startup/fed_relay.json", "connect_to"),
+        "hospital-a": said("hospital-a", "local/relay__resources.json", "relay_config"),
+        "hospital-b": said("hospital-b", "local/relay__resources.json", "relay_config"),
+    }
+
+
+def test_behind_a_relay_nothing_is_in_the_clear(tmp_path):
+    assert set(ways(provision(tmp_path, SCRIPTS / "project_relay.yml")).values()) == {("grpc", "mtls")}
+
+
+def test_without_its_two_keys_a_relay_is_in_the_clear(tmp_path):
+    """Why the sample and docs/deployment.md ask for them: FLARE's default."""
+    text = (SCRIPTS / "project_relay.yml").read_text()
+    keys = "      scheme: grpc\n      connection_security: mtls\n"
+    assert text.count(keys) == 1
+    project = tmp_path / "project.yml"
+    project.write_text(text.replace(keys, ""))
+    found = ways(provision(tmp_path, project))
+    assert found["relay listens"] == found["hospital-a"] == found["hospital-b"] == ("tcp", "clear")
