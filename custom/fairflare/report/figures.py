@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.marks import DASHES, bars, curve, over_rounds, point
+from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked
 from fairflare.report.metrics import label
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
 from fairflare.report.values import capital, in_order, plural, text
@@ -30,7 +30,10 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
     sign = -1 if summary["higher_is_better"] else 1
     rows = sorted(summary["sites"], key=lambda row: (row["value"] is None, sign * (row["value"] or 0)))
     colours = {fairness["worst"]["site"]: RED}
-    axes = bars(figure, [(row["site"], row["value"], colours.get(row["site"], GREY)) for row in rows])
+    if len(rows) > MANY:
+        axes = ranked(figure, [row["value"] for row in rows if row["value"] is not None])
+    else:
+        axes = bars(figure, [(row["site"], row["value"], colours.get(row["site"], GREY)) for row in rows])
     _mean_line(axes, fairness)
     axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
     legend(figure, axes)
@@ -168,6 +171,10 @@ def _mean_line(axes: Axes, fairness: Json) -> None:
 
 
 def _grey_curves(axes: Axes, summary: Json, part: str, sites: Sequence[str]) -> None:
+    """A line per site; the range of the middle nine tenths of them where there are too many to tell apart."""
+    if len(sites) > MANY:
+        band(axes, _numbers(summary), [[row[part].get(site) for site in sites] for row in summary["rounds"]])
+        return
     for i, site in enumerate(sites):
         values = [row[part].get(site) for row in summary["rounds"]]
         curve(axes, _numbers(summary), values, color=GREY, linewidth=1, label="other sites" if i == 0 else None)

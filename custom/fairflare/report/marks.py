@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.svg import DARK, RED, short
+from fairflare.report.svg import DARK, GREY, RED, short
 from fairflare.report.values import text
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = (0, (4, 3))
+MANY = 60
+"""Sites above which figures show how they are spread instead of each of them."""
 Bar = tuple[str, float | None, str]
 """Name, length and colour of a bar."""
 
@@ -32,6 +34,30 @@ def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
         ink = RED if colour == RED else DARK
         axes.text(1.02, y, text(value, decimals), va="center", color=ink, transform=axes.get_yaxis_transform())
     return axes
+
+
+def ranked(figure: Figure, values: Sequence[float]) -> Axes:
+    """A point per value in the order given, the first on top and the last, which is the worst, in red."""
+    axes = figure.subplots()
+    axes.plot(values, range(1, len(values) + 1), ".", color=GREY, markersize=4, label="a site each")
+    axes.plot(values[-1:], [len(values)], "o", color=RED, markersize=5, label="worst served")
+    axes.set_ylim(len(values) + 1, 0)
+    axes.set_ylabel(f"sites with a result, best first (of {len(values)})")
+    axes.set_xlim(0, 1 if max(values) <= 1 else None)
+    return axes
+
+
+def band(axes: Axes, numbers: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
+    """Over rounds, the range that holds the middle 90 % of each round's values, and the middle 50 %; gaps without."""
+    for low, high, alpha in ((0.05, 0.95, 0.35), (0.25, 0.75, 0.6)):
+        known = [sorted(value for value in row if value is not None) for row in rows]
+        ends = [[_quantile(row, q) for row in known] for q in (low, high)]
+        label = f"middle {high - low:.0%} of the other sites"
+        axes.fill_between(numbers, ends[0], ends[1], color=GREY, alpha=alpha, linewidth=0, label=label)
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    return ordered[round(q * (len(ordered) - 1))] if ordered else float("nan")
 
 
 def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:

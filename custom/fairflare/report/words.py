@@ -11,6 +11,8 @@ from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.values import capital, listing, plural, signed, text
 
 Json = Mapping[str, Any]
+MOST_NAMED, SHOWN = 12, 3
+"""Sites that a sentence names, and of more than that how many."""
 
 
 def opening(summary: Json) -> list[str]:
@@ -46,8 +48,15 @@ def _service(summary: Json) -> list[str]:
         )
     found += _next_worst(summary) + _personal(summary)
     if fairness["left_out"]:
-        found.append(f"No test result came from {listing(fairness['left_out'])}.")
+        found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
+
+
+def _some(sites: Sequence[str]) -> str:
+    """The sites by name; of many, their number and the first few."""
+    if len(sites) <= MOST_NAMED:
+        return listing(sites)
+    return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
 
 
 def _personal(summary: Json) -> list[str]:
