@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What secure sums cost a site and the server.
+"""What secure sums cost a site and the server, and what 32 bits in place of 64 do to the model.
 
     python benchmarks/secure_sum.py [--sites 20] [--rounds 3] [--toy]
 
-First the sum of four numbers per site, by masks and by CKKS (skipped without TenSEAL); then the sum of ResNet-18's
-updates, beside one training step of that network on 32 images of 224 pixels; then whole rounds of FedISM+ in this
-process with and without secure sums.
+First the sum of four numbers per site, by masks and by CKKS (skipped without TenSEAL); then masking ResNet-18's update
+at one of 20 and of 100 sites, with all pairs and with the neighbours of ``mask_neighbours=auto``, 64 and 32 bits,
+and adding such updates, beside one training step of that network on 32 images of 224 pixels and a plain mean; then
+whole rounds of FedISM+ in this process with and without secure sums; then final models without, with 64 and with 32
+bits. Times are this process's CPU time, medians of interleaved repetitions; rounds also in wall time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,8 +31,10 @@ from fairflare.build.config import make_config
 from fairflare.clinic import networks
 from fairflare.privacy.secure_sum import checked, ckks
 from fairflare.privacy.secure_sum import pairwise as masks
+from fairflare.privacy.secure_sum.graph import graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.protocol import SumOrder
+from fairflare.privacy.secure_sum.ring import Ring, Scale
 from fairflare.privacy.secure_sum.schemes import Credentials, number_scheme
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
@@ -46,8 +52,9 @@ def main() -> None:
         own, public = ckks.new_contexts()
         members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
         numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
-    updates(list(keys.values()), order, options)
+    updates(options)
     rounds(options)
+    models(options)
 
 
 def numbers(scheme: str, members: list, order: SumOrder, combine: Callable) -> None:
@@ -60,29 +67,52 @@ def numbers(scheme: str, members: list, order: SumOrder, combine: Callable) -> N
     print(f"{len(sealed[0])} bytes per site")
 
 
-def updates(keys: list[PairwiseKeys], order: SumOrder, options: argparse.Namespace) -> None:
-    """Masking and adding updates, as multiples of a training step and of a plain mean."""
+def updates(options: argparse.Namespace) -> None:
+    """Masking and adding updates, as multiples of all pairs with 64 bits, a training step and a plain mean."""
     network = networks.build("small-cnn" if options.toy else "resnet18", 3, 5)
     like = {key: value.detach() for key, value in network.state_dict().items() if value.is_floating_point()}
     update = {key: 1e-3 * torch.randn_like(value) for key, value in like.items()}
-    site, first = timed(lambda: masks.mask_update(keys[0], update, order))
-    # Adding takes the same time whatever is added.
-    server, _ = timed(lambda: added([first] * len(keys), like))
-    plain, _ = timed(lambda: mean([update] * len(keys)))
+    trainable = frozenset(name for name, _ in network.named_parameters())
+    scales = {bits: Ring(bits, trainable).scales(like) for bits in (64, 32)}
     batch, size = (4, 32) if options.toy else (32, 224)
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 5, (batch,))
-    step, _ = timed(lambda: nn.functional.cross_entropy(network(images), labels).backward())
-    print(f"updates of {sum(v.numel() for v in like.values()) / 1e6:.1f} M entries: ", end="")
-    print(f"mask / training step {site / step:.2f}, sum / plain mean {server / plain:.2f}, bytes / plain 2")
+    print(f"updates of {sum(v.numel() for v in like.values()) / 1e6:.1f} M entries")
+    for count in (options.sites,) if options.toy else (20, 100):
+        ways, sizes = {}, {}
+        for how in ("all", "auto"):
+            members = {n: PairwiseKeys(n, "run", graph=graph_of(how, count)) for n in map(str, range(count))}
+            order = SumOrder(1, 0, {name: own.statement() for name, own in members.items()})
+            for bits in (64, 32):
+                name = f"{how} ({len(members['0'].neighbours(order))} neighbours), {bits} bits"
+                ways[name] = partial(masks.mask_update, members["0"], update, order, scales[bits], 1 / count)
+                sizes[name] = sum(v.nbytes for v in ways[name]().values()) / sum(v.nbytes for v in update.values())
+        ways["step"] = lambda: nn.functional.cross_entropy(network(images), labels).backward()
+        seconds = medians(ways, 1 if options.toy else 3)
+        for name, bytes in sizes.items():
+            ratio, step = seconds[name] / seconds[next(iter(ways))], seconds[name] / seconds["step"]
+            print(
+                f"  {count} sites, {name}: {seconds[name]:.3f} CPU s per site, / all with 64 bits {ratio:.2f}, ", end=""
+            )
+            print(f"/ training step {step:.2f}, bytes / plain {bytes:.2f}")
+    for bits in (64, 32):
+        masked = [{key: torch.zeros(v.shape, dtype=scales[bits][key].dtype) for key, v in like.items()}] * options.sites
+        both = {"sum": partial(added, masked, like, scales[bits]), "mean": partial(mean, [update] * options.sites)}
+        found = medians(both, 1 if options.toy else 3)
+        print(f"  at the server, {bits} bits: sum / plain mean {found['sum'] / found['mean']:.2f}")
 
 
-def added(masked: list, like: dict) -> object:
-    """What ``combine_updates`` does, whose check these masks of one site would fail."""
-    largest, masks.LARGEST = masks.LARGEST, float("inf")
-    try:
-        return masks.combine_updates(masked, like)
-    finally:
-        masks.LARGEST = largest
+def added(masked: list, like: dict, scales: dict[str, Scale]) -> object:
+    """What the server does; adding takes the same time whatever is added."""
+    return masks.combine_updates(masked, like, scales)
+
+
+def medians(ways: dict[str, Callable], repetitions: int) -> dict[str, float]:
+    """Name -> CPU seconds, measured one after the other, again and again."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repetitions):
+        for name, work in ways.items():
+            found[name].append(timed(work)[0])
+    return {name: statistics.median(all_of) for name, all_of in found.items()}
 
 
 def mean(found: list) -> dict:
@@ -96,19 +126,55 @@ def mean(found: list) -> dict:
 
 def rounds(options: argparse.Namespace) -> None:
     """Whole runs, the second of each pair counted."""
-    seconds, task = {}, "support2" if options.toy else "ich-phantom:small"
+    seconds, wall, task = {}, {}, "support2" if options.toy else "ich-phantom:small"
     for scheme in ("none", "masks", "none", "masks"):
-        config = make_config("fedism-plus", task, rounds=options.rounds, values={"secure_sum": scheme})
-        with tempfile.TemporaryDirectory() as folder:
-            seconds[scheme], _ = timed(partial(run_local, config, Path(folder)))
-    print(f"{task}, {options.rounds} rounds: masks / none {seconds['masks'] / seconds['none']:.3f}")
+        started = time.perf_counter()
+        seconds[scheme], _ = timed(partial(run, task, options.rounds, {"secure_sum": scheme}))
+        wall[scheme] = time.perf_counter() - started
+    print(
+        f"{task}, {options.rounds} rounds: masks / none {seconds['masks'] / seconds['none']:.3f} in CPU time, ", end=""
+    )
+    print(f"{wall['masks'] / wall['none']:.3f} in wall time")
+
+
+def models(options: argparse.Namespace) -> None:
+    """Mean and worst site's test metric of the final model, and how far models lie from that with 64 bits."""
+    ways = {
+        "none": {},
+        "64 bits": {"secure_sum": "masks"},
+        "32 bits": {"secure_sum": "masks", "mask_bits": 32},
+    }
+    tasks = [("support2", 40, {}, "auc"), ("support2:dirichlet", 40, {"n_sites": 40, "model": "linear"}, "auc")]
+    tasks += [] if options.toy else [("digits:small", 8, {}, "accuracy")]
+    for task, count, values, metric in tasks:
+        for seed in range(1 if options.toy else 3):
+            found = {
+                name: run(task, 1 if options.toy else count, {**values, **more}, seed) for name, more in ways.items()
+            }
+            like = found["64 bits"][0]
+            for name, (model, sites) in found.items():
+                off = max(float((model[k] - v).abs().max()) for k, v in like.items() if v.is_floating_point())
+                scores = [site["test"][metric] for site in sites.values() if metric in site["test"]]
+                print(
+                    f"{task} {values or ''}, seed {seed}, {name}: {metric} mean {statistics.mean(scores):.5f}, ", end=""
+                )
+                print(f"worst {min(scores):.5f}, largest difference of a weight {off:.1e}")
+
+
+def run(task: str, count: int, values: dict, seed: int = 0) -> tuple[dict, dict]:
+    """The final model of FedISM+ and every site's results of it."""
+    config = make_config("fedism-plus", task, rounds=count, values=values, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        model = run_local(config, Path(folder))
+        lines = [json.loads(line) for line in (Path(folder) / "audit.jsonl").read_text().splitlines()]
+    return model, next(line["sites"] for line in lines if line["event"] == "evaluation")
 
 
 def timed(work: Callable) -> tuple[float, object]:
-    """Seconds and result."""
-    started = time.perf_counter()
+    """CPU seconds and result."""
+    started = time.process_time()
     result = work()
-    return time.perf_counter() - started, result
+    return time.process_time() - started, result
 
 
 def parse() -> argparse.Namespace:

@@ -9,8 +9,9 @@ import torch
 
 from fairflare.privacy.secure_sum.graph import MaskGraph, graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import STEP, combine_updates, mask_update
+from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
 from fairflare.privacy.secure_sum.protocol import Rosters, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.ring import STEP
 
 NAMES = [f"site-{k:02d}" for k in range(40)]
 VICTIM = NAMES[17]

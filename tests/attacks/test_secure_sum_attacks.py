@@ -19,8 +19,9 @@ from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.site import Site
 from fairflare.privacy.secure_sum.ckks import EXPONENTS, new_contexts
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, STEP
+from fairflare.privacy.secure_sum.pairwise import BITS, SIZE
 from fairflare.privacy.secure_sum.protocol import SumRefused
+from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import Credentials, combiner, number_scheme, sealed_sizes
 from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import GSAM
@@ -72,8 +73,9 @@ class Attack:
         update: the victim's own, as it was trained.
     """
 
-    def __init__(self, lie, scheme="masks", kept=None, rule=None, rounds=1, federations=None, rules=()):
+    def __init__(self, lie, scheme="masks", kept=None, rule=None, rounds=1, federations=None, rules=(), bits=64):
         self.credentials = contexts(scheme)
+        self.ring = Ring(bits, frozenset(name for name, _ in small_network().named_parameters()))
         self.rules = dict.fromkeys(NAMES, rule or FedISM()) | dict(rules)
         self.sites = {name: self._site(k, name, scheme, kept, federations) for k, name in enumerate(NAMES, 1)}
         self.model = initial_model()
@@ -82,6 +84,7 @@ class Attack:
             vouched=lambda site, said: True,
             sizes=sealed_sizes(scheme, FedISM.n_terms),
             least=3,
+            ring=self.ring,
         )
         transport = LyingServer(self.sites, lie)
         first = Round(1, TRAINING.rounds)
@@ -92,14 +95,15 @@ class Attack:
             self.summed = server.round(transport, trained, at, {}, self.model)
         self.update = self.sites[VICTIM].aggregation.trained_update
         self.masked, arrived = transport.masked, transport.masked.values()
-        self.noise = {key: sum(one[key] for one in arrived).double() * STEP for key in self.update} if arrived else {}
+        steps = {key: scale.step for key, scale in self.ring.scales(self.model).items()}
+        self.noise = {key: sum(one[key] for one in arrived).double() * steps[key] for key in steps} if arrived else {}
 
     def _site(self, k, name, scheme, kept, federations):
         keys, memory = PairwiseKeys(name, "a run"), SiteMemory()
         if kept and name in kept:
             memory.keep(0, {KEPT: kept[name]})
         numbers = number_scheme(scheme, keys, self.credentials[0])
-        more = {"federation": federations[k - 1]} if federations else {}
+        more = {"ring": self.ring} | ({"federation": federations[k - 1]} if federations else {})
         sums = Remembering(self.rules[name], numbers, keys, memory, PROBES[0].reports, 3, **more)
         return Site(name, Blobs(k), small_network(), GSAM(), PROBES, TRAINING, Accuracy(), seed=5, aggregation=sums)
 
@@ -153,9 +157,10 @@ def dead_for_the_others(name, one):
     return dataclasses.replace(one, model=dead(one.model)) if one.task == "train" and name != VICTIM else one
 
 
-def test_an_honest_server_gets_the_sum_and_no_more():
+@pytest.mark.parametrize("bits", [64, 32])
+def test_an_honest_server_gets_the_sum_and_no_more(bits):
     """What the attacks below are measured by: the sum comes about, and it is not the victim's update."""
-    one = Attack(lambda name, instruction: instruction)
+    one = Attack(lambda name, instruction: instruction, bits=bits)
     assert one.summed.total is not None and not one.summed.rejections
     assert not one.reads_the_victim() and not one.reads_the_victim(LEARNED)
 
@@ -188,9 +193,9 @@ def test_messages_of_its_own_for_each_site(others):
     assert f"{VICTIM}: site_error refused: not the sums that were asked for" in attack.reasons
 
 
-@pytest.mark.parametrize("scheme", ["masks", "ckks"])
-def test_a_model_with_dead_units_for_the_others(scheme):
-    attack = Attack(dead_for_the_others, scheme)
+@pytest.mark.parametrize("scheme, bits", [("masks", 64), ("masks", 32), ("ckks", 64)])
+def test_a_model_with_dead_units_for_the_others(scheme, bits):
+    attack = Attack(dead_for_the_others, scheme, bits=bits)
     assert attack.fails and not attack.reads_the_victim(LEARNED)
 
 
@@ -303,6 +308,19 @@ DIFFERENCES = {
     "statement of another": changed_seal("weigh", statement_with(certificate="another")),
     "statement of another, numbers": changed_seal("sum", statement_with(certificate="another")),
 }
+
+
+def steeper(name, one):
+    """With 32 bits the largest entry says how wide a step is: wide enough for others' updates to be rounded away."""
+    if one.task != "train" or name == VICTIM:
+        return one
+    return dataclasses.replace(one, model={**one.model, "4.weight": one.model["4.weight"] * 1e6})
+
+
+@pytest.mark.parametrize("change", [steeper, nudged], ids=["steps", "model by one bit"])
+def test_with_32_bits_sites_with_other_models_have_no_masks_in_common(change):
+    attack = Attack(change, bits=32)
+    assert attack.fails and not attack.reads_the_victim() and not attack.reads_the_victim(LEARNED)
 
 
 @pytest.mark.parametrize("scheme", ["masks", "ckks"])

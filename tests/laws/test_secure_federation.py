@@ -187,6 +187,33 @@ def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, 
     assert [e["round"] for e in entries if e["event"] == "round"] == [1, 2, 3, 4, 5]
 
 
+def test_with_32_bits_the_model_is_that_of_64_but_for_rounding(tmp_path):
+    """Half as many bytes, the same bits in every run; off by K / 2 steps per round, and what follows from it."""
+    runs = {name: federate(config_of("masks", mask_bits=bits), tmp_path / name) for name, bits in WIDTHS.items()}
+    model, _, spy = runs["32"]
+    assert all(torch.equal(model[key], runs["again"][0][key]) for key in model)
+    wide = runs["64"][0]
+    assert not all(torch.equal(model[key], wide[key]) for key in model) and close(model, wide, 1e-5)
+    bits = [value.dtype for task, _, answer in spy.seen if task == "weigh" for value in answer.update.values()]
+    assert {*bits} == {torch.int32}
+    assert [len(e["accepted"]) for e in runs["32"][1] if e["event"] == "round"] == [4] * 5
+
+
+WIDTHS = {"64": 64, "32": 32, "again": 32}
+
+
+def test_a_masked_update_of_another_width_is_named(tmp_path):
+    """One site with 64 bits among sites with 32."""
+    text, _ = run_to_its_end(tmp_path, wrong_width)
+    assert "site-2: dtype" in text and "expected int64, got torch.int32" in text
+
+
+def wrong_width(instruction, answer):
+    if (instruction.task, answer.site) != ("weigh", "site-2"):
+        return answer
+    return dataclasses.replace(answer, update={key: value.to(torch.int32) for key, value in answer.update.items()})
+
+
 @pytest.mark.slow
 def test_with_some_neighbours_or_with_all_the_bits_are_the_same(tmp_path, monkeypatch):
     """Among 32 sites each has 12; in round 2 one is lost once the numbers are summed, and a new graph is drawn."""

@@ -40,6 +40,7 @@ RUN_KEYS = (
     "grace",
     "secure_sum",
     "mask_neighbours",
+    "mask_bits",
     "max_norm_ratio",
     "accept",
 )
@@ -87,6 +88,8 @@ class RunConfig:
             see ``privacy.secure_sum``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
             ``privacy.secure_sum.graph``.
+        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
+            ``privacy.secure_sum.ring``.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``federation.norms``.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
@@ -116,6 +119,7 @@ class RunConfig:
     grace: Annotated[float, Range(0, 30 * 86_400)] = 0.0
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
     mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
+    mask_bits: Annotated[int, Range(32, 64)] = 64
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)

@@ -19,6 +19,7 @@ from fairflare.federation.memory import PERSONAL_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
 from fairflare.rules.base import SummedRule
 from fairflare.selectors.base import Selector
@@ -47,6 +48,7 @@ def checked_config(config: RunConfig) -> RunConfig:
     _refuse_what_is_missing(config.method, pieces, training, task.offer(task.grouping(config.group_by)))
     if config.secure_sum == NONE:
         expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
+        expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
     else:
         _check_sums(config, made.rule, len(task.sites()))
         _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
@@ -115,6 +117,7 @@ def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) ->
 def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
     """Raise UserError where there can be no secure sums."""
     check_scheme(config.secure_sum)
+    expected("mask_bits", config.mask_bits in WIDTHS, "64 or 32", config.mask_bits)
     if not isinstance(rule, SummedRule):
         raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
     if rule.own_models:

@@ -17,6 +17,7 @@ from fairflare.privacy.secure_sum.ckks import new_contexts
 from fairflare.privacy.secure_sum.graph import graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys, verified
 from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, number_scheme, sealed_sizes
 from fairflare.rules.base import Rule, SummedRule
 
@@ -34,6 +35,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         vouched=lambda site, said: verified(context, site, said, own.identity),
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
+        ring=Ring(config.mask_bits, parts.trainable),
     )
     return Secure(sums)
 
@@ -53,7 +55,8 @@ def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own:
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)
     scheme = number_scheme(config.secure_sum, keys, own)
     scalars = parts.scalars(anchored=False)
-    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation)
+    ring = Ring(config.mask_bits, parts.trainable)
+    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:

@@ -19,6 +19,8 @@ from fairflare.core.versions import NAMES, TEXT
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
+WHOLE = (torch.int64, torch.int32)
+"""Types of masked entries."""
 LARGEST = float(MOST_EXAMPLES)
 MOST_ROUNDS = 10**6
 
@@ -65,7 +67,7 @@ class Egress:
         if not self.sealed or answer.update is None:
             return
         values = answer.update.values()
-        if answer.update_kind != MASKED or any(getattr(v, "dtype", None) != torch.int64 for v in values):
+        if answer.update_kind != MASKED or any(getattr(v, "dtype", None) not in WHOLE for v in values):
             raise EgressRefused("an update that nobody masked")
 
     @property

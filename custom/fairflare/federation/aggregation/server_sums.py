@@ -29,6 +29,7 @@ from fairflare.federation.messages import Transport
 from fairflare.privacy.secure_sum.keys import PROOF
 from fairflare.privacy.secure_sum.pairwise import combine_updates
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
+from fairflare.privacy.secure_sum.ring import Ring, Scale
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class ServerSums:
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
         least: sites that a sum must have.
+        statements: site -> what it stated in preflight.
+        ring: how updates are written as whole numbers.
     """
 
     combine: Callable[[Mapping[str, bytes]], Any]
@@ -66,6 +69,7 @@ class ServerSums:
     sizes: range
     least: int
     statements: dict[str, Sealed] = field(default_factory=dict)
+    ring: Ring = field(default_factory=Ring)
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         """Take the statements of answers to "preflight"; the rejections of sites without a good one."""
@@ -97,13 +101,15 @@ class ServerSums:
         if total is None:
             return Summed(None, [], rejections, [])
 
+        scales = self.ring.scales(model)
+
         def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
-            return _masked(answer, model, declared.get(answer.site))
+            return _masked(answer, model, scales, declared.get(answer.site))
 
         weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total})
         rejections += lost
         updates = [weighed[site][1] for site in roster]
-        added = _added(lambda: combine_updates(updates, model), roster, rejections)
+        added = _added(lambda: combine_updates(updates, model, scales), roster, rejections)
         if added is None:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
@@ -172,15 +178,18 @@ def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejecti
         return None
 
 
-def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Reply, Mapping[str, torch.Tensor]]:
-    """What can be checked of a masked update: that it has the model's entries, as int64."""
+def _masked(
+    answer: Answer, model: StateDict, scales: Mapping[str, Scale], declared: int | None
+) -> tuple[Reply, Mapping[str, torch.Tensor]]:
+    """What can be checked of a masked update: that it has the model's entries, as whole numbers."""
     if any(spec.secure == "hidden" and _holds(spec, getattr(answer, name)) for name, spec in answer_fields().items()):
         raise Refused("scalar_unknown", "numbers beside a masked update")
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
         raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
-    entries = {key: _whole_tensor(key, answer.update[key], value) for key, value in expected.items()}
-    update = gathered(entries, dict.fromkeys(entries, torch.int64))
+    dtypes = {key: scales[key].dtype for key in expected}
+    entries = {key: _whole_tensor(key, answer.update[key], value, dtypes[key]) for key, value in expected.items()}
+    update = gathered(entries, dtypes)
     values = {**_check_counts(answer, declared), "update": {}, "metrics": checked_metrics(answer.metrics)}
     return reply_of(answer.site, values), update
 
@@ -199,14 +208,13 @@ def _holds(spec: Spec, value: Any) -> bool:
     return value is not None and value != {} and spec.kind != "difference"
 
 
-def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor | Stored:
+def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Stored:
     """The entry where it lies; one in a file is not read before the sum."""
     value = value if isinstance(value, Stored) else materialized(value)
     known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
-    if not known or value.dtype != torch.int64:
-        raise Refused(
-            "dtype", f"{key}: expected int64, got {short(str(getattr(value, 'dtype', type(value).__name__)))}"
-        )
+    if not known or value.dtype != dtype:
+        found = short(str(getattr(value, "dtype", type(value).__name__)))
+        raise Refused("dtype", f"{key}: expected {str(dtype).removeprefix('torch.')}, got {found}")
     if tuple(value.shape) != tuple(like.shape):
         raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()

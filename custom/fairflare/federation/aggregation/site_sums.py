@@ -15,6 +15,7 @@ from fairflare.privacy.egress import check_scalars
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import mask_update
 from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
+from fairflare.privacy.secure_sum.ring import Ring, Scale
 from fairflare.rules.base import SummedRule
 
 KEPT = "secure_sum"
@@ -32,6 +33,7 @@ class SiteSums:
         scalars: the probes' numbers with their ranges, which nobody else can check.
         least: sites that a sum must have.
         federation: its id, the same at all sites of a run.
+        ring: how updates are written as whole numbers.
     """
 
     def __init__(
@@ -43,10 +45,13 @@ class SiteSums:
         scalars: Sequence[Number],
         least: int,
         federation: str = "",
+        ring: Ring | None = None,
     ) -> None:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
-        self._federation = federation
+        self._federation, self._ring = federation, ring or Ring()
+        self._scales: dict[str, Scale] = {}
+        self._weight = 0.0
         self._held: Answer | None = None
         self._received = b""
         self._terms: tuple[float, ...] = ()
@@ -74,6 +79,7 @@ class SiteSums:
         """
         check_scalars(answer.scalars, self._scalars)
         self._held, self._weighted = answer, None
+        self._scales = self._ring.scales(instruction.model)
         self._received = fingerprint(
             self._federation, model_hash(instruction.model), instruction.orders, answer.round, instruction.round.total
         )
@@ -117,7 +123,7 @@ class SiteSums:
         return answer.update is not None
 
     def final(self, answer: Answer) -> Answer:
-        """The answer with its update masked, as int64; raises SumRefused."""
+        """The answer with its update masked, as whole numbers; raises SumRefused."""
         if not self.masks(answer):
             return answer
         return dataclasses.replace(answer, update=self.mask(answer.update), update_kind=MASKED)
@@ -126,7 +132,7 @@ class SiteSums:
         """The update of ``weigh``, or what the site's own filters made of it, as only everyone's sum shows it."""
         if self._updates.last is None:
             raise SumRefused("nothing was weighed")
-        return mask_update(self._keys, update, self._updates.last)
+        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight)
 
     def _weigh(self, held: Answer, total: Any) -> Answer:
         if self._opened is not None and self._opened[0] == held.round:
@@ -134,11 +140,11 @@ class SiteSums:
         self._opened = (held.round, total)
         sums = self._scheme.open(total, len(self._terms))
         self._check_count(sums)
-        weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
+        self._weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
         so_far = self._memory.at(held.round) or self._memory.before(held.round)
         self._memory.keep(held.round, {**so_far, KEPT: keep})
         return dataclasses.replace(
-            rest_with_secure_sums(held), update={key: value * weight for key, value in held.update.items()}
+            rest_with_secure_sums(held), update={key: value * self._weight for key, value in held.update.items()}
         )
 
     def _check_count(self, sums: Sequence[float]) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fairflare.privacy.secure_sum.graph import MaskGraph
-from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, SumOrder, SumRefused, fingerprint
 
 KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16
@@ -75,6 +75,7 @@ class PairwiseKeys:
         self._key = X25519PrivateKey.generate()
         self._public = self._key.public_key().public_bytes_raw().hex()
         self._secrets: dict[str, bytes] = {}
+        self._checked: set[bytes] = set()
         self._latest: tuple[SumOrder, bytes] | None = None
 
     def statement(self) -> Sealed:
@@ -82,12 +83,16 @@ class PairwiseKeys:
         return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
 
     def check(self, order: SumOrder) -> None:
-        """Raise SumRefused unless every key of the roster is its site's own."""
+        """Raise SumRefused unless every key of the roster is its site's own; each statement is looked at once."""
         if dict(order.statements.get(self.site, {})).get("key") != self._public:
             raise SumRefused("a sum with another key of this site")
         for site in order.roster:
-            if not verified(self._context, site, order.statements[site], self._identity):
+            stated = fingerprint(site, order.statements[site])
+            if stated not in self._checked and not verified(
+                self._context, site, order.statements[site], self._identity
+            ):
                 raise SumRefused(f"{site}: a key that is not its own")
+            self._checked.add(stated)
 
     def neighbours(self, order: SumOrder) -> tuple[str, ...]:
         """The sites of the roster that share masks of updates with this one."""

@@ -6,7 +6,7 @@ without their recovery of the masks of lost sites: here the rest is asked again)
 updates those that ``graph`` makes neighbours.
 
 Numbers are summed as integers modulo 2^2176, in units of 2^-1074: every finite double is such an integer, so sums are
-exact. Updates are summed modulo 2^64, in units of 2^-40. Neither depends on the order of sites or on the masks.
+exact. Updates are summed as ``ring`` says. Neither depends on the order of sites or on the masks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from torch import Tensor
 from fairflare.core.types import StateDict
 from fairflare.privacy.secure_sum.keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.ring import WIDE, Scale
 
 UNIT = 1074
 BITS = 2176
 SIZE = BITS // 8
-STEP = 2.0**-40
-"""Of updates: a hundredth of float32's own rounding at an entry of 1e-5."""
-LARGEST = 2.0**16
-"""Of the entries of a sum of updates; masks that do not cancel leave entries up to 2^23."""
 
 
 class MaskedSums:
@@ -104,27 +101,45 @@ def combine(sealed: Sequence[bytes]) -> list[float]:
     return [_number(sum(column) % 2**BITS) for column in zip(*rows, strict=True)]
 
 
-def mask_update(keys: PairwiseKeys, update: Mapping[str, Any], order: SumOrder) -> StateDict:
-    """``update`` (floating-point, tensors or arrays) as int64 entries of the same shapes that say nothing alone.
+def mask_update(
+    keys: PairwiseKeys,
+    update: Mapping[str, Any],
+    order: SumOrder,
+    scales: Mapping[str, Scale] | None = None,
+    weight: float = 0.0,
+) -> StateDict:
+    """``update`` (floating-point, tensors or arrays) as whole numbers of the same shapes that say nothing alone.
 
     Works block by block: beside the result nothing larger than ``BLOCK`` is held.
+
+    Args:
+        keys: the site's.
+        update: p_k D_k.
+        order: of the sum.
+        scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
+        weight: p_k.
 
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
-    streams, most = list(keys.streams(order, "update", keys.neighbours(order))), LARGEST / len(order.roster)
-    masked = {key: _masked(torch.as_tensor(update[key]), streams, most) for key in sorted(update)}
+    streams = list(keys.streams(order, "update", keys.neighbours(order)))
+    masked = {}
+    for key in sorted(update):
+        scale = WIDE if scales is None else scales[key]
+        most = scale.most(len(order.roster), weight)
+        masked[key] = _masked(torch.as_tensor(update[key]), scale, most, streams)
     return {key: masked[key] for key in update}
 
 
-def _masked(entries: Tensor, streams: Sequence[tuple[int, Stream]], most: float) -> Tensor:
+def _masked(entries: Tensor, scale: Scale, most: float, streams: Sequence[tuple[int, Stream]]) -> Tensor:
     flat = entries.detach().cpu().reshape(-1)
-    total, buffer = np.empty(len(flat), "<i8"), new_buffer()
-    for start in range(0, len(flat), BLOCK // 8):
-        block = total[start : start + BLOCK // 8]
-        block[:] = _steps(flat[start : start + len(block)], most)
-        _add_masks(block.view("<u8"), streams, buffer)
-    return torch.from_numpy(total).reshape(entries.shape)
+    total, buffer = torch.empty(len(flat), dtype=scale.dtype), new_buffer()
+    whole, length = total.numpy(), 8 * BLOCK // scale.bits
+    for start in range(0, len(flat), length):
+        block = whole[start : start + length]
+        block[:] = _steps(flat[start : start + length], scale.step, most)
+        _add_masks(block.view(scale.unsigned), streams, buffer)
+    return total.reshape(entries.shape)
 
 
 def _add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer: bytearray) -> None:
@@ -135,19 +150,22 @@ def _add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer:
         (np.add if sign > 0 else np.subtract)(block, mask, out=block)
 
 
-def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) -> StateDict:
-    """The sum of updates to ``model``, with its types.
+def combine_updates(
+    masked: Sequence[Mapping[str, Tensor]], model: StateDict, scales: Mapping[str, Scale] | None = None
+) -> StateDict:
+    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them.
 
     Raises:
         SumRefused: the masks do not cancel, or the sum makes a variance negative.
     """
     total = {}
     for key in masked[0]:
+        scale = WIDE if scales is None else scales[key]
         steps = masked[0][key].clone()
         for one in masked[1:]:
             steps += one[key]
-        entries = steps.double() * STEP
-        if bool((entries.abs() > LARGEST).any()):
+        entries = steps.double() * scale.step
+        if bool((entries.abs() > scale.reach).any()):
             raise SumRefused("the masks do not cancel")
         if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
             raise SumRefused(f"{key}: the sum leaves a variance below 0")
@@ -155,11 +173,11 @@ def combine_updates(masked: Sequence[Mapping[str, Tensor]], model: StateDict) ->
     return total
 
 
-def _steps(entries: Tensor, most: float) -> np.ndarray:
+def _steps(entries: Tensor, step: float, most: float) -> np.ndarray:
     wide = entries.double()
     if not bool((wide.abs() <= most).all()):  # also where it is NaN
         raise SumRefused("an update whose entries are not finite, or too large to be summed")
-    return np.asarray(torch.round(wide / STEP).to(torch.int64))
+    return np.asarray(torch.round(wide / step))
 
 
 def _whole(value: float) -> int:
