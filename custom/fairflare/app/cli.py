@@ -258,6 +258,7 @@ def preflight(
 @cli.command()
 @click.argument("folder", type=PATH)
 @threads_option
+@cache_option
 @as_json
 def resume(folder: Path, sim_threads: int | None, as_json: bool) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""

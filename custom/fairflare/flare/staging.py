@@ -15,8 +15,6 @@ from fairflare.core.imports import imports, module_files, reached
 
 PACKAGE = "fairflare"
 DATASETS = "fairflare.datasets"
-SIMULATED = "fairflare.datasets.simulated."
-"""Carried as a whole: rendered data are kept under the hash of all of it (``simulated/cache.py``)."""
 DATA = Path("datasets", "data")
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
@@ -58,10 +56,7 @@ def needed_datasets(package: Path, task: str) -> set[Path]:
     modules = {name: path for name, path in module_files(package).items() if f"{name}.".startswith(f"{DATASETS}.")}
     names = [tasks.known(task).__module__]
     names += [name for file in _own_files() for name in imports(file)]
-    needed = reached(names, modules)
-    if any(name.startswith(SIMULATED) for name in needed):
-        needed |= reached((name for name in modules if name.startswith(SIMULATED)), modules)
-    found = {modules[name] for name in needed}
+    found = {modules[name] for name in reached(names, modules)}
     return {path.relative_to(package) for path in [*found, *_data_files(package, found)]}
 
 

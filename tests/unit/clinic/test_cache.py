@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendered data on disk: the same bits, one rendering, and nothing that is broken, foreign or a pickle is read."""
 
-import io
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import stat
 import time
+from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
+import fairflare
 from fairflare.app.cli import main
 from fairflare.app.runs import execute
 from fairflare.build.config import make_config
 from fairflare.build.tasks import load
-from fairflare.datasets.simulated import cache, fundus, mr, numerals, phantom
+from fairflare.core.imports import imports, module_files
+from fairflare.datasets.ich_phantom import IchPhantom
+from fairflare.datasets.simulated import cache, fundus, kept_files, mr, numerals, phantom
 from fairflare.federation import audit
 from fairflare.flare import simulate
 
@@ -97,7 +105,7 @@ def test_other_code_renders_anew(folder, drawn, monkeypatch):
     assert len(drawn) == 2 * n
 
 
-def test_the_code_is_that_of_all_that_renders(tmp_path, monkeypatch):
+def test_the_code_is_that_of_all_that_renders(monkeypatch):
     cache._code.cache_clear()
     before, read = cache._code(type(_task())), []
     cache._code.cache_clear()
@@ -108,11 +116,68 @@ def test_the_code_is_that_of_all_that_renders(tmp_path, monkeypatch):
     cache._code.cache_clear()
 
 
-def _pickled(key):
-    """A file of ours in all but its content: an array of objects, which only a pickle can hold."""
-    memory = io.BytesIO()
-    np.savez(memory, **{"train inputs": np.array([{"a": 1}], dtype=object)})
-    return cache._head(key, memory.getvalue()).encode() + b"\n" + memory.getvalue()
+def test_each_file_that_renders_counts_and_no_other(monkeypatch):
+    """One after the other is edited: exactly those on the way to the pixels change the name."""
+    original, edited = cache.Path.read_bytes, []
+    monkeypatch.setattr(
+        cache.Path, "read_bytes", lambda path: original(path) + (b"\n#" if path.name in edited else b"")
+    )
+
+    def code(*names):
+        cache._code.cache_clear()
+        edited[:] = names
+        return cache._code(type(_task()))
+
+    plain = code()
+    for name in ("ich_phantom.py", "phantom.py", "anatomy.py", "corruptions.py", "more_images.py", "free_rider.py",
+                 "partition.py", "seeds.py", "base.py", "cache.py", "kept_files.py"):  # fmt: skip
+        assert code(name) != plain, name
+    assert code("mr.py", "fundus.py", "numerals.py", "support2.py", "loop.py", "cli.py", "networks.py") == plain
+    cache._code.cache_clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plugged(IchPhantom):
+    """A class from outside the package, whose code nobody hashes."""
+
+
+def test_what_others_write_is_rendered_each_time(folder, drawn):
+    task = Plugged(**TASKS[ICH])
+    task.site_data("site-1")
+    n = len(drawn)
+    task.site_data("site-1")
+    assert len(drawn) == 2 * n and not folder.exists()
+
+
+def test_on_another_processor_it_is_rendered_anew(folder, drawn, monkeypatch):
+    _task().site_data("site-1")
+    n = len(drawn)
+    monkeypatch.setattr(cache, "_arithmetic", lambda: "rounds otherwise")
+    _task().site_data("site-1")
+    assert len(drawn) == 2 * n
+
+
+def test_a_hospitals_own_data_are_never_kept():
+    """Only what is drawn comes here: no task that reads a file, of a published data set neither, uses it."""
+    package = Path(fairflare.__file__).parent
+    users = {
+        name.removeprefix("fairflare.")
+        for name, path in module_files(package).items()
+        if any(used.startswith("fairflare.datasets.simulated.cache") for used in imports(path))
+    }
+    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.kinds.device_shift", "flare.simulate"}
+
+
+def _written(key, tensors, body):
+    """A file of ours in all but what its first line says of the tensors, with a right hash of its own."""
+    digest = hashlib.sha256(json.dumps(tensors).encode() + body).hexdigest()
+    head = {"key": key, "sha256": digest, "tensors": tensors}
+    return json.dumps(head, sort_keys=True).encode() + b"\n" + body
+
+
+def _reshaped(content, key):
+    """The same bytes in another shape."""
+    return content.replace(b", 1, 32, 32]]", b", 32, 32, 1]]", 1)
 
 
 BREAK = {
@@ -123,7 +188,14 @@ BREAK = {
     "not ours": lambda content, key: b"\x80\x04\x95" + os.urandom(2000),
     "not utf-8": lambda content, key: b"\xff\xfe\n" + content,
     "another key": lambda content, key: content.replace(b'\\"data_seed\\": 2024', b'\\"data_seed\\": 2025', 1),
-    "a pickle": lambda content, key: _pickled(key),
+    "another shape": _reshaped,
+    "another kind": lambda content, key: content.replace(b'"int64"', b'"uint8"', 1),
+    "no object": lambda content, key: b"[1]\n" + content,
+    "no tensors": lambda content, key: _written(key, None, b""),
+    "an unknown kind": lambda content, key: _written(key, [["train inputs", "object", [2]]], b"\0" * 16),
+    "a shape below zero": lambda content, key: _written(key, [["train inputs", "uint8", [-1, -1]]], b"\0"),
+    "a shape in words": lambda content, key: _written(key, [["train inputs", "uint8", "1"]], b"\0"),
+    "a giant": lambda content, key: _written(key, [["train inputs", "int64", [2**60]]], b"\0"),
 }
 
 
@@ -186,7 +258,7 @@ def test_the_oldest_go_when_there_are_too_many(folder, monkeypatch):
     task = _task()
     task.site_data("site-1")
     (first,) = folder.iterdir()
-    monkeypatch.setattr(cache, "LARGEST", int(2.5 * first.stat().st_size))
+    monkeypatch.setattr(kept_files, "LARGEST", int(2.5 * first.stat().st_size))
     task.site_data("site-2")
     for age, path in ((900, first), (600, max(folder.iterdir(), key=lambda path: path != first))):
         os.utime(path, (time.time() - age,) * 2)
@@ -216,21 +288,96 @@ def test_files_of_other_names_stay_whatever_their_age(folder, monkeypatch):
     for path in links:
         path.symlink_to(strangers[0])
         os.utime(path, (0, 0), follow_symlinks=False)
-    monkeypatch.setattr(cache, "LARGEST", int(2.1 * first.stat().st_size))
+    monkeypatch.setattr(kept_files, "LARGEST", int(2.1 * first.stat().st_size))
     for site in ("site-2", "site-3"):
         task.site_data(site)
     assert all(path.read_bytes() == b"years of work" * 1000 for path in (*strangers, *links))
     assert not first.exists(), "nothing had to go"
 
 
-def _render(_):
+def _render(counter):
+    """The bits, in a process of its own; a line in ``counter`` for every image that is drawn."""
+    draw = phantom.render
+
+    def counted(*args):
+        with counter.open("a") as file:
+            file.write("x\n")
+        return draw(*args)
+
+    phantom.render = counted
     return _bits(_task().site_data("site-1"))
 
 
-def test_processes_at_once(folder):
+def test_of_processes_at_once_one_renders(folder, tmp_path):
+    counter = tmp_path / "drawn"
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        found = pool.map(_render, range(4))
+        found = pool.map(_render, [counter] * 4)
     assert all(bits == found[0] for bits in found) and len(list(folder.iterdir())) == 1
+    assert len(counter.read_text().split()) == sum(map(len, _task().rows("site-1").values()))
+
+
+@contextlib.contextmanager
+def _held(folder):
+    """Another process holds the lock of what ``site-1`` renders."""
+
+    def hold(ready):
+        name = hashlib.sha256(cache._key(_task(), "site-1").encode()).hexdigest()[:40]
+        lock = os.open(folder / f".{ICH}-site-1-{name}.lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready.set()
+        time.sleep(60)
+
+    folder.mkdir()
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    child = context.Process(target=hold, args=(ready,))
+    child.start()
+    assert ready.wait(30)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_nobody_waits_for_ever(folder, drawn, monkeypatch):
+    monkeypatch.setattr(kept_files, "LONGEST_WAIT", 0.2)
+    with _held(folder):
+        _task().site_data("site-1")
+    assert drawn and len(list(folder.glob("*.rendered"))) == 1
+
+
+def test_nobody_waits_for_the_dead(folder, drawn):
+    with _held(folder) as child:
+        os.kill(child.pid, signal.SIGKILL)
+        started = time.monotonic()
+        _task().site_data("site-1")
+        assert time.monotonic() - started < kept_files.LONGEST_WAIT / 10
+    assert drawn and [path.suffix for path in folder.iterdir()] == [".rendered"]
+
+
+def test_a_lock_is_put_through_no_link(folder, tmp_path):
+    name = hashlib.sha256(cache._key(_task(), "site-1").encode()).hexdigest()[:40]
+    folder.mkdir()
+    (folder / f".{ICH}-site-1-{name}.lock").symlink_to(tmp_path / "elsewhere")
+    _task().site_data("site-1")
+    assert not (tmp_path / "elsewhere").exists() and len(list(folder.glob("*.rendered"))) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)])
+def test_tensors_of_every_kind_and_shape(kind, shape, tmp_path):
+    tensors = {"a": (torch.rand(shape) * 200).to(kind), "b": torch.arange(6).reshape(2, 3).T}
+    kept_files.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", tensors)
+    found = kept_files.read(tmp_path / f"x-{'0' * 40}.rendered", "key")
+    assert list(found) == ["a", "b"] and all(torch.equal(found[k], tensors[k]) for k in tensors)
+    assert all(found[k].dtype == tensors[k].dtype and found[k].shape == tensors[k].shape for k in tensors)
+    assert kept_files.read(tmp_path / f"x-{'0' * 40}.rendered", "another") is None
+
+
+def test_what_is_no_plain_tensor_of_these_kinds_is_not_kept(tmp_path):
+    kept_files.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", {"a": torch.zeros(2, dtype=torch.complex64)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_others_cannot_look(folder):
@@ -274,6 +421,19 @@ def test_a_comparison_renders_once(capsys, folder, tmp_path, drawn):
     assert once == 72 + 20 + max(0, 3 * 8 - sum(round(0.15 * 24) for _ in range(3)))
     assert _compare(capsys, tmp_path / "b", "--no-cache") == models[:1] and len(drawn) == 2 * once
     assert os.environ[cache.CACHE] == str(folder)
+
+
+def test_no_cache_on_every_command_that_renders(folder, monkeypatch, capsys):
+    """Whatever the command says of its arguments, nothing is kept within it, and the variable is as before."""
+    seen = []
+    monkeypatch.setattr("fairflare.app.runs.resume", lambda *a, **k: seen.append(cache.folder()) or {})
+    with pytest.raises(SystemExit):
+        main(["resume", "run", "--no-cache", "--json"])
+    assert seen == [None] and cache.folder() == folder
+    for command in ("run", "compare", "contribution", "resume"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert "--no-cache" in capsys.readouterr().out
 
 
 def test_only_the_final_model_meets_all_test_sets(folder, tmp_path):

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendered data on disk, so that a comparison renders once: a file per site and one of the shared test sets.
 
-A file's name and its first line say what is in it: task, options, site, the source of all code that renders, and the
-versions of what that code uses. What follows is arrays and their SHA-256, never a pickle. Whatever does not fit is
-ignored and rendered again; what cannot be written is not kept.
+A file is named by all that its content depends on: task, options, site, the source of all code that renders, the
+versions of what that code uses and how this processor computes. What does not fit is rendered again, and what cannot be
+written is not kept. Of processes that want the same at once one renders and the others wait.
+
+Only what is drawn is kept, and only by the package's own tasks. Files of a data set, whosever they are, are read where
+they lie.
 """
 
 from __future__ import annotations
@@ -12,35 +15,27 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import os
 import platform
-import re
-import stat
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fairflare.clinic.tensors import Split
 from fairflare.core import seeds
-from fairflare.datasets.kinds import partition
+from fairflare.core.imports import module_files, reached
+from fairflare.datasets.simulated import kept_files
 
 CACHE = "FAIRFLARE_CACHE"
 """Environment variable: the folder, or "off". Unset: ``fairflare`` in XDG_CACHE_HOME, which is ~/.cache by default."""
 OFF = "off"
-LARGEST = 5 * 10**9
-"""Bytes of all files together; those that were used longest ago go first."""
-FORMAT = 1
+FORMAT = 2
 NOT_RENDERED = ("model", "norm", "augment", "pretrained_weights")
 """Options that choose what happens to images after they are rendered."""
 LIBRARIES = (
@@ -48,13 +43,9 @@ LIBRARIES = (
     "matplotlib",
 )  # fmt: skip
 """Packages that draw, or whose files are drawn on."""
-ABANDONED = 3600.0
-"""Seconds after which a temporary file's process has gone."""
+ROOM = "fairflare.datasets."
+"""Where all code that renders lies, but for the seeds and what the tasks derive from."""
 SPLITS = ("train", "val", "test")
-SUFFIX, TEMPORARY = ".rendered", ".tmp"
-KEPT = re.compile(rf"[\w.-]+-[0-9a-f]{{40}}{re.escape(SUFFIX)}")
-HALF_WRITTEN = re.compile(rf"\.[\w.-]+-[0-9a-f]{{40}}\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")
-"""The names that this module gives: the user may keep other files in the folder, and they stay."""
 
 
 def rendered(task: Any, part: str, render: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -66,15 +57,18 @@ def rendered(task: Any, part: str, render: Callable[[], dict[str, Tensor]]) -> d
         render: name -> tensor.
     """
     where = folder()
-    if where is None:
+    if where is None or not _is_ours(type(task)):
         return render()
     key = _key(task, part)
-    path = where / f"{task.name}-{part}-{hashlib.sha256(key.encode()).hexdigest()[:40]}{SUFFIX}"
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):
-        return _read(path, key)
-    found = render()
-    with contextlib.suppress(OSError):
-        _keep(path, key, found)
+    path = where / f"{task.name}-{part}-{hashlib.sha256(key.encode()).hexdigest()[:40]}{kept_files.SUFFIX}"
+    if (kept := kept_files.read(path, key)) is not None:
+        return kept
+    with kept_files.alone(path):
+        if (kept := kept_files.read(path, key)) is not None:  # another process was at it
+            return kept
+        found = render()
+        with contextlib.suppress(OSError):
+            kept_files.keep(path, key, found)
     return found
 
 
@@ -103,6 +97,11 @@ def folder() -> Path | None:
     return None
 
 
+def _is_ours(task: type) -> bool:
+    """Whether all code of the class is the package's, so that its source tells what it renders."""
+    return all(cls.__module__.startswith("fairflare.") or cls.__module__ in ("abc", "builtins") for cls in task.__mro__)
+
+
 def _key(task: Any, part: str) -> str:
     """All that the result depends on, as one line of JSON."""
     options = {key: value for key, value in dataclasses.asdict(task).items() if key not in NOT_RENDERED}
@@ -114,21 +113,26 @@ def _key(task: Any, part: str) -> str:
         "code": _code(type(task)),  # type: ignore[arg-type]  # a class is hashable, whatever its objects are
         "versions": _versions(),
         "machine": platform.machine(),
+        "arithmetic": _arithmetic(),
     }
     return json.dumps(content, sort_keys=True)
 
 
 @functools.cache
 def _code(task: type) -> str:
-    """SHA-256 of the source of everything that renders: this folder, the partition, seeds and the task's classes."""
-    here = Path(__file__).parent
-    classes = {sys.modules[cls.__module__] for cls in task.__mro__ if cls.__module__.startswith("fairflare.")}
-    files = {*here.glob("*.py"), Path(partition.__file__), Path(seeds.__file__)}
-    files |= {Path(module.__file__) for module in classes if module.__file__}
+    """SHA-256 of the source of what renders: the task's classes, all that they import of the room, and the seeds.
+
+    A job carries just these files of the room, so that FLARE's processes name the same content alike.
+    """
+    package = Path(seeds.__file__).parents[1]
+    room = {name: path for name, path in module_files(package).items() if name.startswith(ROOM)}
+    named = [cls.__module__ for cls in task.__mro__ if cls.__module__.startswith("fairflare.")]
+    files = {Path(seeds.__file__), *(Path(str(sys.modules[name].__file__)) for name in named)}
+    files |= {room[name] for name in reached((*named, __name__), room)}
     found = hashlib.sha256()
     for file in sorted(files):
         content = file.read_bytes()
-        found.update(f"{file.name} {len(content)}\n".encode() + content)
+        found.update(f"{file.relative_to(package)} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 
@@ -141,68 +145,13 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _read(path: Path, key: str) -> dict[str, Tensor]:
-    """The content of ``path``; raises OSError or ValueError unless it is whole, this user's and of ``key``."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", lambda: about.st_uid)():
-            raise ValueError("not a file of this user")
-        if about.st_size > LARGEST:
-            raise ValueError("too large")
-        content = file.read()
-    head, line_end, arrays = content.partition(b"\n")
-    if not line_end or head.decode() != _head(key, arrays):
-        raise ValueError("another key, or not whole")
-    with np.load(io.BytesIO(arrays), allow_pickle=False) as found:
-        tensors = {name: torch.from_numpy(found[name]) for name in found.files}
-    with contextlib.suppress(OSError):
-        os.utime(path)  # used now
-    return tensors
-
-
-def _head(key: str, arrays: bytes | memoryview) -> str:
-    return json.dumps({"key": key, "sha256": hashlib.sha256(arrays).hexdigest()}, sort_keys=True)
-
-
-def _keep(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
-    """Write ``path`` whole or not at all, and make room."""
-    memory = io.BytesIO()
-    arrays_of: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.savez(memory, **arrays_of)
-    arrays = memory.getbuffer()
-    if len(arrays) > LARGEST // 2:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=TEMPORARY, dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(_head(key, arrays).encode() + b"\n")
-            file.write(arrays)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _make_room(path)
-
-
-def _make_room(newest: Path) -> None:
-    """Remove what was used longest ago until all files fit, and what killed processes left."""
-    sizes = {}
-    for path in newest.parent.iterdir():
-        with contextlib.suppress(OSError):  # another process was faster
-            about = path.lstat()
-            if not stat.S_ISREG(about.st_mode):
-                continue
-            if HALF_WRITTEN.fullmatch(path.name) and time.time() - about.st_mtime > ABANDONED:
-                path.unlink()
-            elif KEPT.fullmatch(path.name):
-                sizes[path] = about
-    total = sum(about.st_size for about in sizes.values())
-    for path in sorted(sizes, key=lambda path: sizes[path].st_mtime_ns):
-        if total <= LARGEST:
-            return
-        if path != newest:
-            with contextlib.suppress(OSError):
-                path.unlink()
-                total -= sizes[path].st_size
+@functools.cache
+def _arithmetic() -> str:
+    """What this processor makes of some functions: NumPy has several forms of each, of which some round otherwise."""
+    found = hashlib.sha256()
+    for kind in (np.float32, np.float64):
+        x = np.random.default_rng(7).standard_normal(4099).astype(kind)
+        for values in (np.sin(x), np.cos(x), np.exp(x), np.log(abs(x)), np.sqrt(abs(x)), np.tanh(x), abs(x) ** 1.7):
+            found.update(values.tobytes())
+        found.update(np.einsum("i,i->", x, x).tobytes() + x.sum().tobytes() + np.hypot(x, 1).tobytes())
+    return found.hexdigest()[:16]
