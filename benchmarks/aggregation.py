@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's step of every rule, 20 sites x a ResNet-18 (11 M parameters), as ratios in one run.
+"""The server's round of every method, 20 sites x a ResNet-18 (11 M parameters), as ratios in one run.
 
     python benchmarks/aggregation.py [--sites 20] [--repeats 5] [--toy]
+    python benchmarks/aggregation.py --memory [--sites 8 20 300]
 
-Each rule's third round is timed, when histories are full, against (a) reading the updates and the rule's own tensors
-once and (b) a plain weighted mean, ``total.add_(update, alpha=weight)`` per site and tensor. Memory is the rise of the
-process's peak resident size during the step, over what model, replies and state hold already, in models.
+A round is all that the server does between the sites' answers and the line in its log: counting traffic, the gate, the
+rule, the server optimizer, the hashes of model and state, the line itself. The checkpoint, which is written after it,
+stands apart. Each is timed from the third round on, when histories are full, against reading every update once, and
+the rule's step alone against that and against a plain weighted mean, ``total.add_(update, alpha=weight)``. Ratios are of
+this process's CPU time; the round's is there by the wall as well.
+
+``--memory``: the rise of the process's peak resident size over what it was before there was a model, in models, with
+the updates in files as FLARE's disk offload leaves them. Models of 300 sites and more are a tenth as large (4 MB).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,116 +35,281 @@ import torch
 from fairflare.build.method_parts import default_parts
 from fairflare.clinic import networks
 from fairflare.core import registry
-from fairflare.core.types import Info, Outline, Reply, Round, StateDict
-from fairflare.rules.base import State
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.stored import Stored
+from fairflare.core.types import Info, Number, Outline, Round, StateDict
+from fairflare.core.versions import all_versions
+from fairflare.federation.gate import Gate
+from fairflare.federation.loop import Federation
+from fairflare.rules.base import Rule
 
-GOAL_MEAN, GOAL_READ, GOAL_MEMORY = 1.5, 8.0, 1.0
-BY_SCALARS = ("fedavg", "fedism", "fedism-plus", "fedufo")
+GOALS = {"fedavg": 2.5, "fedism": 2.5, "fedism-plus": 2.5, "fedce": 5.0, "fedheal": 9.0}
+"""Method -> reads that a round may cost."""
+MOST_MODELS = 3.0
+MANY, SMALLER = 300, 0.3
+"""Sites from which on models are of ``SMALLER`` times the width."""
+WARM = 2
 
 
 def main() -> None:
     """Measure every method in a process of its own and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--methods", nargs="+", default=list(registry.methods()))
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--toy", action="store_true", help="the smallest sizes, in one process")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.only:
-        print(json.dumps(measured(options.only, options.sites, options.repeats)))
+    if options.child:
+        measure = memory if options.memory else speed
+        print(json.dumps(measure(options.methods[0], options.sites[0], options.repeats)))
         return
     if options.toy:
-        options.sites, options.repeats = 3, 1
+        options.repeats = 1
+        show_speed(options, 3)
+        show_memory(options, [3])
+    elif options.memory:
+        show_memory(options, options.sites or [8, 20, 300])
+    else:
+        show_speed(options, (options.sites or [20])[0])
+
+
+def show_speed(options: argparse.Namespace, sites: int) -> None:
+    """Print the table of times."""
     network = "a small CNN" if options.toy else "ResNet-18"
-    print(f"{options.sites} sites x {network}, torch {torch.__version__}, 1 thread; medians of {options.repeats}\n")
-    print("| method | step / read once | step / plain mean | peak memory, models |")
-    print("|---|---|---|---|")
-    for id in registry.methods():
-        row = measured(id, options.sites, options.repeats, "small-cnn") if options.toy else in_child(id, options)
-        print(f"| {id} | {row['read']:.2f} | {row['mean']:.2f} | {row['memory']:.2f} |", flush=True)
-    print(
-        f"\ngoals: {', '.join(BY_SCALARS)}: at most {GOAL_MEAN} plain means; fedheal: at most {GOAL_READ} reads; ",
-        end="",
-    )
-    print(f"memory at most {GOAL_MEMORY} model. fedce also compares all updates with each other.")
+    print(f"{sites} sites x {network}, torch {torch.__version__}, 1 thread; medians of {options.repeats}\n")
+    print("| method | round / read once | by the wall | gate | rule | hashes | checkpoint | rule / plain mean |")
+    print("|---|---|---|---|---|---|---|---|")
+    for id in options.methods:
+        row = speed(id, sites, options.repeats, toy=True) if options.toy else in_child(id, sites, options)
+        cells = [row[name] for name in ("round", "wall", "gate", "rule", "hashes", "checkpoint", "mean")]
+        print(f"| {id} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+    print(f"\ngoals, reads per round: {', '.join(f'{id} {goal:g}' for id, goal in GOALS.items())}\n")
 
 
-def in_child(id: str, options: argparse.Namespace) -> dict[str, float]:
-    """``measured`` in a process of its own."""
-    command = [sys.executable, __file__, "--only", id, "--sites", str(options.sites)]
-    command += ["--repeats", str(options.repeats)]
+def show_memory(options: argparse.Namespace, numbers: list[int]) -> None:
+    """Print the table of peaks."""
+    print("| method | " + " | ".join(f"{n} sites" for n in numbers) + " |\n|---|" + "---|" * len(numbers))
+    for id in options.methods:
+        rows = [memory(id, n, 1, toy=True) if options.toy else in_child(id, n, options) for n in numbers]
+        print(f"| {id} | " + " | ".join(f"{row['memory']:.2f}" for row in rows) + " |", flush=True)
+    print(f"\npeak memory of the server's own work in models; goal: {MOST_MODELS:g}")
+
+
+def in_child(id: str, sites: int, options: argparse.Namespace) -> dict[str, float]:
+    """One method measured in a process of its own."""
+    command = [sys.executable, __file__, "--child", "--methods", id, "--sites", str(sites)]
+    command += ["--repeats", str(options.repeats), *["--memory"] * options.memory]
     # Large freed blocks go back to the system at once, so that a peak is this step's and no earlier one's.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(id: str, sites: int, repeats: int, network_name: str = "resnet18") -> dict[str, float]:
-    """Ratios of one method's step, each repeat against its own neighbours."""
+class Prepared:
+    """A transport whose sites have answered already: all CPU time of a round is the server's.
+
+    Attributes:
+        clock: (CPU, wall) time of a round's begin, and of its line in the log, for every round.
+        reads: seconds of reading the updates once, right before every round.
+    """
+
+    def __init__(self, answers: Mapping[str, Answer], second: Mapping[str, float]) -> None:
+        """
+        Args:
+            answers: site -> its answer to "train".
+            second: the scalars of every site's answer to "compare".
+        """
+        self.answers, self.second = answers, second
+        self.clock: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        self.reads: list[float] = []
+        self.between: list[float] = []
+        self._begun = (0.0, 0.0)
+
+    def sites(self) -> list[str]:
+        """All of them, always."""
+        return sorted(self.answers)
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
+        """The prepared answers."""
+        task = next(iter(instructions.values())).task
+        if self.clock and task in ("train", "evaluate"):
+            self.between.append(time.process_time() - self.clock[-1][1][0])
+        if task == "train":
+            self.reads.append(timed(lambda: read_once(self.answers)))
+            self._begun = (time.process_time(), time.perf_counter())
+        for site, one in instructions.items():
+            yield self._answer(site, one)
+
+    def _answer(self, site: str, one: Instruction) -> Answer:
+        number, said = one.round.number, {"findings": {}, "versions": all_versions()}
+        if one.task == "preflight":
+            return Answer(site, number, n_examples=self.answers[site].n_examples, metrics=said)
+        if one.task == "compare":
+            return Answer(site, number, scalars=dict(self.second))
+        return dataclasses.replace(self.answers[site], round=number) if one.task == "train" else Answer(site, number)
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """The loop's observer: a round ends with its line in the log."""
+        if entry["event"] == "round":
+            assert not entry["rejected"], entry["rejected"]
+            self.clock.append((self._begun, (time.process_time(), time.perf_counter())))
+
+
+def speed(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str, float]:
+    """Ratios of one method's round and its pieces to reading the updates once."""
     torch.set_num_threads(1)
-    network = networks.build(network_name, 3, 5)
-    model = {key: value.detach().clone() for key, value in network.state_dict().items()}
-    rule = default_parts(id).rule
-    trainable = frozenset(name for name, _ in network.named_parameters())
-    replies = [made_up(id, model, trainable, k) for k in range(sites)]
-    state: State = {}
-    for t in (1, 2):
-        state = rule.aggregate(model, replies, state, Info(Round(t, 100))).state
-    size = sum(value.numel() * value.element_size() for value in model.values())
-    seconds: dict[str, list[float]] = {"read": [], "mean": [], "step": []}
-    memory = None
-    for _ in range(repeats):
-        seconds["read"].append(timed(lambda: read_once(replies, state)))
-        seconds["mean"].append(timed(lambda: plain_mean(model, replies)))
+    model, trainable = initial(1.0, toy)
+    answers = {f"site-{k:03d}": made_up(id, model, f"site-{k:03d}", k) for k in range(sites)}
+    transport, pieces = run(id, model, trainable, answers, WARM + repeats)
+    reads = transport.reads[WARM:]
+
+    def ratio(seconds: list[float]) -> float:
+        return statistics.median(s / read for s, read in zip(seconds[WARM:], reads))
+
+    means = [timed(lambda: plain_mean(model, answers)) for _ in range(repeats)]
+    rounds = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in transport.clock]
+    return {
+        "round": ratio([cpu for cpu, _ in rounds]),
+        "wall": ratio([wall for _, wall in rounds]),
+        **{name: ratio(pieces[name]) for name in ("gate", "rule", "hashes")},
+        "checkpoint": ratio(transport.between),
+        "mean": statistics.median(r / m for r, m in zip(pieces["rule"][WARM:], means)),
+    }
+
+
+def memory(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str, float]:
+    """Peak memory of two rounds with the updates in files, in models."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryFile() as file:
+        model, trainable = initial(SMALLER if sites >= MANY else 1.0, toy)
+        answers = {f"site-{k:03d}": on_disk(made_up(id, model, f"site-{k:03d}", k), file) for k in range(sites)}
+        size = sum(value.nbytes for value in model.values())
+        kept = {key: (value.shape, value.dtype) for key, value in model.items()}
+        del model
         before = reset_peak()
-        seconds["step"].append(timed(lambda: rule.aggregate(model, replies, state, Info(Round(3, 100)))))
-        memory = peak() - before if memory is None else memory
-    ratios = {k: [s / other for s, other in zip(seconds["step"], seconds[k])] for k in ("read", "mean")}
-    return {**{k: statistics.median(v) for k, v in ratios.items()}, "memory": memory / size}
+        model = {key: torch.rand(shape).add(0.5).to(dtype) for key, (shape, dtype) in kept.items()}
+        run(id, model, trainable, answers, WARM)
+        return {"memory": (peak() - before) / size}
 
 
-def made_up(id: str, model: StateDict, trainable: frozenset[str], k: int) -> Reply:
-    """A reply with random updates and mid-range scalars."""
+def run(
+    id: str, model: StateDict, trainable: frozenset[str], answers: Mapping[str, Answer], rounds: int
+) -> tuple[Prepared, dict[str, list[float]]]:
+    """A federation's rounds on prepared answers; the transport with its clock, and seconds of pieces per round."""
+    parts, outline = default_parts(id), Outline(model, ("a", "b"))
+    said: dict[bool, list[Number]] = {True: [], False: []}
+    for probe in parts.probes:
+        said[probe.when == "anchored"].extend(probe.scalars(outline))
+    second = {number.name: 0.5 for number in said[True]}
+    transport, pieces = Prepared(answers, second), {"gate": [], "rule": [], "hashes": []}
+    from fairflare.federation import loop
+
+    class TimedGate(Gate):
+        def inspect(self, *known: Any, **more: Any) -> Any:
+            return recorded(pieces["gate"], lambda: Gate.inspect(self, *known, **more))
+
+    hashes, loop.left_behind = loop.left_behind, lambda after: recorded(pieces["hashes"], lambda: hashes(after))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Federation(
+                rule=timed_rule(parts.rule, pieces["rule"]),
+                gate=TimedGate(trainable, tuple(said[False]), parts.rule.wanted, tuple(said[True])),
+                transport=transport,
+                rounds=rounds,
+                min_sites=1,
+                folder=Path(folder),
+                observers=(transport,),
+                header={"method": id},
+            ).run(model)
+    finally:
+        loop.left_behind = hashes
+    pieces["hashes"] = pieces["hashes"][-rounds:]  # the first was the first line's
+    return transport, pieces
+
+
+def timed_rule(rule: Rule, seconds: list[float]) -> Rule:
+    """The rule, its ``aggregate`` and ``anchor`` timed together."""
+
+    class Timed(type(rule)):
+        def anchor(self, *known: Any) -> Any:
+            seconds.append(0.0)
+            start = time.process_time()
+            found = super().anchor(*known)
+            seconds[-1] += time.process_time() - start
+            return found
+
+        def aggregate(self, *known: Any) -> Any:
+            start = time.process_time()
+            found = super().aggregate(*known)
+            seconds[-1] += time.process_time() - start
+            return found
+
+    return Timed(**{field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)})
+
+
+def initial(width: float, toy: bool) -> tuple[StateDict, frozenset[str]]:
+    """w^0 and the names of its trainable entries; a narrower ResNet-18 has ``width`` times its channels."""
+    network = networks.build("small-cnn" if toy else "resnet18", 3, 5)
+    shapes = {key: [round(n * width) if n > 8 else n for n in v.shape] for key, v in network.state_dict().items()}
+    types = {key: value.dtype for key, value in network.state_dict().items()}
+    model = {key: torch.rand(shape).add(0.5).to(types[key]) for key, shape in shapes.items()}
+    return model, frozenset(name for name, _ in network.named_parameters())
+
+
+def made_up(id: str, model: StateDict, site: str, k: int) -> Answer:
+    """An answer with random updates and mid-range scalars."""
     generator = torch.Generator().manual_seed(k)
     update = {
         key: torch.randn(value.shape, generator=generator) * 0.01
         for key, value in model.items()
         if value.is_floating_point()
     }
-    outline = Outline(model, ("a", "b"))
-    names = [s.name for probe in default_parts(id).probes for s in probe.scalars(outline)]
+    outline, probes = Outline(model, ("a", "b")), default_parts(id).probes
+    names = [s.name for probe in probes if probe.when != "anchored" for s in probe.scalars(outline)]
     scalars = {name: 0.3 + 0.02 * ((k + len(name)) % 7) for name in names}
-    return Reply(f"site-{k:02d}", update, 100 + k, scalars, trainable=trainable)
+    scalars |= {name: 10.0 for name in names if name.startswith("group_count/")}
+    return Answer(site, 1, update, n_examples=100 + k, steps=10, scalars=scalars)
 
 
-def plain_mean(model: StateDict, replies: list[Reply]) -> StateDict:
+def on_disk(answer: Answer, file: Any) -> Answer:
+    """The answer with its update in ``file``."""
+    entries = {}
+    for key, value in answer.update.items():
+        entries[key] = Stored(file, file.seek(0, os.SEEK_END), value.dtype, tuple(value.shape))
+        file.write(value.numpy().tobytes())
+    file.flush()
+    return dataclasses.replace(answer, update=entries)
+
+
+def plain_mean(model: StateDict, answers: Mapping[str, Answer]) -> StateDict:
     """What a script would write."""
     total = {key: value.clone() for key, value in model.items()}
-    for reply in replies:
-        for key, value in reply.update.items():
-            total[key].add_(value, alpha=1 / len(replies))
+    for answer in answers.values():
+        for key, value in answer.update.items():
+            total[key].add_(value, alpha=1 / len(answers))
     return total
 
 
-def read_once(replies: list[Reply], state: Any) -> float:
-    """Touch every update and every tensor of the state."""
-    return sum(float(t.max()) for t in [*(v for r in replies for v in r.update.values()), *tensors(state)])
-
-
-def tensors(state: Any) -> Iterator[torch.Tensor]:
-    """All tensors of nested dicts."""
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors(value)
+def read_once(answers: Mapping[str, Answer]) -> float:
+    """Touch every update."""
+    return sum(float(v.max()) for a in answers.values() for v in a.update.values() if isinstance(v, torch.Tensor))
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
+    """CPU seconds of one call."""
+    start = time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.process_time() - start
+
+
+def recorded(seconds: list[float], work: Callable[[], Any]) -> Any:
+    """What ``work`` returns; its CPU seconds are appended."""
+    start = time.process_time()
+    found = work()
+    seconds.append(time.process_time() - start)
+    return found
 
 
 def reset_peak() -> int:

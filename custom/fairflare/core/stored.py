@@ -126,8 +126,3 @@ def gathered(held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dty
     """
     tensors = {key: value for key in dtypes if isinstance(value := held[key], Tensor)}
     return tensors if len(tensors) == len(dtypes) else Entries({key: held[key] for key in dtypes}, dtypes)
-
-
-def part_of(update: Mapping[str, Tensor], key: str, block: slice) -> Tensor:
-    """(B,): an entry of an update at a block of its positions, wherever it lies."""
-    return update.part(key, block) if isinstance(update, Entries) else update[key].reshape(-1)[block]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
 from fairflare.core.stored import Stored, gathered
-from fairflare.core.types import GROUP_COUNT, Number, StateDict
+from fairflare.core.types import GROUP_COUNT, Number
 from fairflare.federation.checks import (
     Ranges,
     Refused,
@@ -24,22 +24,22 @@ from fairflare.federation.checks import (
     materialized,
     short,
 )
-from fairflare.federation.norms import norm_of
+from fairflare.federation.norms import hypots, norm_of
+from fairflare.federation.update_form import ROUNDING, VARIANCE, Form, Measured
 from fairflare.privacy.egress import all_finite
 
 
 @dataclass(frozen=True)
 class Against:
-    """What the server knows that an answer is held against; ``sizes``: the model's ``norms.entry_norms``."""
+    """What the server knows that an answer is held against."""
 
-    model: StateDict
+    form: Form
     round: int
     declared: int | None
     numbers: Sequence[Number]
     wanted: Sequence[str]
     metrics: Ranges | None = None
     tensors: Mapping[str, Slot] = field(default_factory=dict)
-    sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
@@ -71,35 +71,29 @@ def _in_range(spec: Number, value: Any) -> float:
     return float(value)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """An accepted update, and key -> ``norms.norm_of`` its entries: both come of one look at them."""
-
-    update: Mapping[str, Tensor]
-    sizes: dict[str, float]
-
-
-def _checked_update(update: Any, against: Against) -> Measured:
-    """The update with the model's own types; nothing of it is kept when any entry is wrong.
-
-    Entries that lie in files stay there: one at a time is read, and looked at once.
-    """
-    model = against.model
-    expected = {key: value for key, value in model.items() if value.is_floating_point()}
+def _checked_update(update: Any, form: Form) -> Measured:
+    """The update with the model's own types; nothing of it is kept when any entry is wrong."""
+    expected = form.entries
     if not isinstance(update, Mapping):
         raise Refused("keys", f"expected {len(expected)} tensors, got {type(update).__name__}")
     missing, extra = sorted(set(expected) - set(update)), sorted(map(str, set(update) - set(expected)))
     if missing or extra:
         what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
         raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
+    return form.look(update) or _entry_by_entry(update, form)
+
+
+def _entry_by_entry(update: Mapping[str, Any], form: Form) -> Measured:
+    """The closer look: the first wrong entry is named, and one of another floating-point type is cast."""
     held: dict[str, Tensor | Stored] = {}
-    sizes: dict[str, float] = {}
-    for key, like in expected.items():
+    norms = []
+    kinds = {key: group.kind for group in form.groups for key in group.keys}
+    for key, like in form.entries.items():
         value = update[key]
         tensor = _tensor_of(key, value, like)
-        sizes[key] = _checked_size(key, tensor, like, against.sizes.get(key, math.inf))
+        norms.append((kinds[key], _checked_size(key, tensor, like)))
         held[key] = value if isinstance(value, Stored) else tensor
-    return Measured(gathered(held, {key: like.dtype for key, like in expected.items()}), sizes)
+    return Measured(gathered(held, {key: like.dtype for key, like in form.entries.items()}), hypots(norms))
 
 
 def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:
@@ -124,23 +118,13 @@ def _check_form(key: str, shape: Sequence[int], dtype: torch.dtype, like: Tensor
         raise Refused("dtype", f"{key}: expected {like.dtype}, got {dtype}")
 
 
-def _checked_size(key: str, tensor: Tensor, like: Tensor, largest: float) -> float:
-    """``norms.norm_of`` the entry; raises Refused where the model plus the entry is not finite, or is no variance.
-
-    Args:
-        key: the entry.
-        tensor: its update.
-        like: the model's.
-        largest: at least the largest absolute value of ``like``.
-    """
-    if key.endswith("running_var") and bool((like + tensor < -1e-6).any()):
+def _checked_size(key: str, tensor: Tensor, like: Tensor) -> float:
+    """``norms.norm_of`` the entry; raises Refused where the model plus the entry is not finite, or is no variance."""
+    if key.endswith(VARIANCE) and bool((like + tensor < ROUNDING).any()):
         raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
-    size = norm_of(tensor)
-    # A norm is no less than any entry: where both are far below the largest number, no entry of the sum can reach it.
-    safe = size + largest < torch.finfo(like.dtype).max / 2
-    if not safe and not (all_finite(tensor) and all_finite(like + tensor)):
+    if not all_finite(tensor) or not all_finite(like + tensor):
         raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
-    return size
+    return norm_of(tensor)
 
 
 def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping[str, Tensor]]:
@@ -165,7 +149,7 @@ CHECKS: Mapping[str, Check | None] = {
     "error": None,
     "name": None,
     "difference": lambda name, value, spec, at: _check_difference(value),
-    "update": lambda name, value, spec, at: _checked_update(value, at),
+    "update": lambda name, value, spec, at: _checked_update(value, at.form),
     "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
     "numbers": lambda name, value, spec, at: _checked_scalars(value, at.numbers, at.wanted),
     "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),

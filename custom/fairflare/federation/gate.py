@@ -25,7 +25,8 @@ from fairflare.federation.checks import (
     is_number,
     left_out,
 )
-from fairflare.federation.field_checks import CHECKS, Against, Measured, check_group_counts
+from fairflare.federation.field_checks import CHECKS, Against, check_group_counts
+from fairflare.federation.update_form import Form, Measured
 
 
 @dataclass(frozen=True)
@@ -98,22 +99,20 @@ class Gate:
             own: site -> the model that it was sent in place of w^t.
         """
         whole, model = model, self.shared(model)
-        entries = norms.entry_norms(model)
+        form = Form.of(model, self.trainable)
         sizes: dict[str, norms.Norms] = {}
 
         def accept(answer: Answer) -> Reply:
             other = (own or {}).get(answer.site)
-            sent = model if other is None else self.shared(other)
-            known = entries if other is None else norms.entry_norms(sent)
-            reply, measured = self._accept(answer, sent, round, declared.get(answer.site), known)
-            sizes[answer.site] = norms.by_kind(measured, self.trainable)
+            against = form if other is None else Form.of(self.shared(other), self.trainable)
+            reply, sizes[answer.site] = self._accept(answer, against, round, declared.get(answer.site))
             return reply
 
         accepted, refused, repeated = first_good(answers, accept)
         flags: dict[str, list[str]] = {}
         for site in repeated:
             flags.setdefault(site, []).append("duplicate")
-        scales = norms.scales_of(model, self.trainable, entries)
+        scales = norms.scales_of(model, self.trainable, form.sizes)
         self._reject_outliers(accepted, sizes, refused, flags, scales, history)
         replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
         flags = {site: flags[site] for site in sorted(flags)}
@@ -133,19 +132,19 @@ class Gate:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
-            values = self._checked(answer, "compare", Against({}, round, None, self.anchored, ()))
+            values = self._checked(
+                answer, "compare", Against(Form.of({}, self.trainable), round, None, self.anchored, ())
+            )
             return dict(values["scalars"])
 
         found, refused, _ = first_good(answers, accept)
         return found, left_out(refused, found)
 
-    def _accept(
-        self, answer: Answer, model: StateDict, round: int, declared: int | None, sizes: Mapping[str, float]
-    ) -> tuple[Reply, dict[str, float]]:
-        """The reply, and the norms of its update's entries; ``sizes``: those of the model's."""
+    def _accept(self, answer: Answer, form: Form, round: int, declared: int | None) -> tuple[Reply, norms.Norms]:
+        """The reply, and kind -> size of its update."""
         wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
         values = self._checked(
-            answer, "train", Against(model, round, declared, self.scalars, wanted, self.metrics, self.tensors, sizes)
+            answer, "train", Against(form, round, declared, self.scalars, wanted, self.metrics, self.tensors)
         )
         check_group_counts(values["scalars"], values["n_examples"])
         measured: Measured = values["update"]

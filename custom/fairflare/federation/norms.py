@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,40 +59,38 @@ def norm_of(value: Tensor) -> float:
     the range of float32, and all other types, are summed in float64 throughout.
     """
     flat = value.detach().reshape(-1)
-    if flat.dtype != torch.float32:
-        return _in_double(flat)
+    if flat.dtype != torch.float32 or flat.numel() < 4 * ROW:
+        return float(torch.linalg.vector_norm(flat.double())) if flat.numel() else 0.0
     whole = flat.numel() // ROW * ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).double()
-    unsure = torch.nonzero(~((rows > SMALLEST_ROW) & (rows < math.inf))).flatten().tolist()
-    for row in unsure:
-        rows[row] = _in_double(flat[row * ROW : (row + 1) * ROW])
-    return math.hypot(_in_double(rows), _in_double(flat[whole:]))
+    rest = _norm(flat[whole:].numpy())
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).numpy()
+    if not SMALLEST_ROW < rows.min() <= rows.max() < math.inf:  # also where one is NaN
+        rows = np.array([_norm(row.numpy()) for row in flat[:whole].view(-1, ROW)])
+    return math.hypot(_norm(rows), rest)
 
 
-def _in_double(flat: Tensor) -> float:
-    return float(torch.linalg.vector_norm(flat.double())) if flat.numel() else 0.0
+def _norm(values: np.ndarray) -> float:
+    """In float64, at most a few thousand values."""
+    wide = values.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(wide.dot(wide))
 
 
-def entry_norms(model: Mapping[str, Tensor]) -> dict[str, float]:
-    """Key -> ``norm_of`` every floating-point entry."""
-    return {key: norm_of(value) for key, value in model.items() if value.is_floating_point()}
-
-
-def by_kind(sizes: Mapping[str, float], trainable: frozenset[str]) -> Norms:
-    """Kind -> L2 norm of the entries of that kind, from the entries' own; see ``norms_of``."""
+def hypots(norms: Iterable[tuple[str, float]]) -> Norms:
+    """Kind -> L2 norm of all entries of that kind, from pairs of a kind and the norm of a part; see ``norms_of``."""
     parts: dict[str, list[float]] = {}
-    for key, norm in sizes.items():
-        parts.setdefault(kind_of(key, trainable), []).append(norm)
-    found = {kind: math.hypot(*norms) for kind, norms in parts.items()}
+    for kind, norm in norms:
+        parts.setdefault(kind, []).append(norm)
+    found = {kind: math.hypot(*some) for kind, some in parts.items()}
     return {kind: math.sqrt(norm) if kind == VARIANCES else norm for kind, norm in found.items()}
 
 
 def norms_of(update: Mapping[str, Tensor], trainable: frozenset[str]) -> Norms:
     """Kind -> L2 norm of the update's entries of that kind; of variances its root, in the units of the means."""
-    return by_kind({key: norm_of(value) for key, value in update.items()}, trainable)
+    return hypots((kind_of(key, trainable), norm_of(value)) for key, value in update.items())
 
 
-def scales_of(model: StateDict, trainable: frozenset[str], sizes: Mapping[str, float] | None = None) -> Norms:
+def scales_of(model: StateDict, trainable: frozenset[str], sizes: Norms | None = None) -> Norms:
     """Kind -> how large the received model is there, on the scale of ``norms_of``; above 0.
 
     Means are measured by the spread of what they are means of, so that a mean of 0 has a scale too.
@@ -99,10 +98,10 @@ def scales_of(model: StateDict, trainable: frozenset[str], sizes: Mapping[str, f
     Args:
         model: w^t.
         trainable: names of its trainable entries.
-        sizes: its ``entry_norms``, where they are known already.
+        sizes: ``norms_of`` the model, where they are known already.
     """
     entries = {key: value for key, value in model.items() if value.is_floating_point()}
-    scales = by_kind(entry_norms(model) if sizes is None else sizes, trainable)
+    scales = dict(norms_of(entries, trainable) if sizes is None else sizes)
     counts: dict[str, int] = {}
     for key, value in entries.items():
         counts[kind_of(key, trainable)] = counts.get(kind_of(key, trainable), 0) + value.numel()

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round, StateDict
 from fairflare.federation.norms import without_negative_variances
+from fairflare.privacy.egress import all_finite
 from fairflare.rules.base import Outcome
 
 
@@ -30,6 +29,6 @@ def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
         whose = f"round {round.number}: the rule's model" + (f" for site {site}" if site else "")
         if {key: value.shape for key, value in found.items()} != {key: value.shape for key, value in model.items()}:
             raise RunFailed(f"{whose} has other entries than the one that was sent; the one before it was kept")
-        if not all(bool(torch.isfinite(value).all()) for value in found.values()):
+        if not all(all_finite(value) for value in found.values()):
             raise RunFailed(f"{whose} is not finite; the one before it was kept")
     return dataclasses.replace(outcome, model=shared, models=own)

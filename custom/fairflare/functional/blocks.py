@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.stored import Entries, part_of
+from fairflare.core.stored import Entries
 from fairflare.core.types import Reply
 
 BLOCK = 1 << 16
@@ -20,10 +20,10 @@ BLOCK = 1 << 16
 class Side(Sequence[np.ndarray]):
     """Each reply's update at one block of positions, read when it is asked for."""
 
-    def __init__(self, updates: Sequence[Mapping[str, Tensor]], key: str, block: slice) -> None:
+    def __init__(self, updates: Sequence[np.ndarray | Entries], key: str, block: slice) -> None:
         """
         Args:
-            updates: of the replies.
+            updates: of the replies: (N,) what lies in memory, and the rest with its other entries.
             key: the entry.
             block: the positions.
         """
@@ -35,8 +35,11 @@ class Side(Sequence[np.ndarray]):
     def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
             return [self[one] for one in range(len(self))[k]]
-        part = part_of(self._updates[k], self._key, self._block)
-        return part.detach().to(torch.promote_types(part.dtype, torch.float32)).numpy()
+        update = self._updates[k]
+        return update[self._block] if isinstance(update, np.ndarray) else _array(update.part(self._key, self._block))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[k] for k in range(len(self._updates)))
 
 
 def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator[tuple[slice, Sequence[np.ndarray]]]:
@@ -44,10 +47,10 @@ def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator
 
     What lies in files is read block by block: as many blocks are in memory as the caller keeps.
     """
-    updates = [r.update if isinstance(r.update, Entries) else {key: r.update[key].reshape(-1)} for r in replies]
+    updates = [r.update if isinstance(r.update, Entries) else _array(r.update[key].reshape(-1)) for r in replies]
     entries = replies[0].update[key].numel()
     for start in range(0, entries, size):
-        block = slice(start, min(start + size, entries))
+        block = slice(start, start + size)
         yield block, Side(updates, key, block)
 
 
@@ -56,3 +59,7 @@ def square_of(block: np.ndarray) -> float:
     with np.errstate(over="ignore"):
         square = float(np.dot(block, block))
     return square if np.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
+
+
+def _array(update: Tensor) -> np.ndarray:
+    return update.detach().to(torch.promote_types(update.dtype, torch.float32)).numpy()
