@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How steadily each site has moved each parameter in one direction, kept in two bytes per site and parameter.
+"""How steadily each site has moved each parameter in one direction: a byte per site and parameter, two from 256 rounds.
 
 Work goes in blocks that stay in cache. NumPy does it because its comparisons, unlike torch's on a CPU, use vector
 instructions: deciding a block costs about as much as reading it.
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fairflare.core.types import Reply
 
-COUNTER = torch.int16
-MOST_ROUNDS = torch.iinfo(COUNTER).max
+NARROW, WIDE = torch.uint8, torch.int16
+"""Types of the counters: as long as no count can be above 255, and from then on."""
+MOST_ROUNDS = torch.iinfo(WIDE).max
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Consistency:
     """The counters of all sites, and with them this round's masks.
 
     Attributes:
-        history: site -> key -> int16 (entries,), the rounds in which the update went the counted way.
+        history: site -> key -> uint8 or int16 (entries,), the rounds in which the update went the counted way.
         rounds: site -> rounds counted before this one.
         tau: least share of rounds in an update's direction for it to be kept.
         reference: False: a non-negative update is counted, this round included, and kept from tau on (the paper).
@@ -49,8 +50,7 @@ class Consistency:
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            if reply.site not in history:
-                history[reply.site] = {key: torch.zeros(n, dtype=COUNTER) for key, n in sizes.items()}
+            history[reply.site] = _counters(history.get(reply.site, {}), sizes, rounds[reply.site] + 1)
         return cls(history, rounds, tau, reference)
 
     def after(self, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -87,6 +87,12 @@ class Consistency:
         if count and self.reference:
             np.add(counter, counted, out=counter, casting="unsafe")
         return kept
+
+
+def _counters(found: Mapping[str, Tensor], sizes: Mapping[str, int], most: int) -> dict[str, Tensor]:
+    """Key -> counter, of the type that ``most`` fits; those of other versions are converted, missing ones are zero."""
+    dtype = NARROW if most <= torch.iinfo(NARROW).max else WIDE
+    return {key: found[key].to(dtype) if key in found else torch.zeros(n, dtype=dtype) for key, n in sizes.items()}
 
 
 def least_count(seen: int, tau: float, *, strict: bool) -> int:
