@@ -39,6 +39,7 @@ from fairflare.federation.outcomes import usable
 from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.federation.scoring import LAST, Beside, Score, Scored, Scoring
+from fairflare.federation.spool import Spooled
 from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
 from fairflare.federation.traffic import Traffic
 from fairflare.rules.base import Outcome, Rule
@@ -111,7 +112,7 @@ class Federation:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
         self._audit = AuditLog(self.folder / AUDIT)
-        self._traffic = Traffic(self.transport)
+        self._traffic = Traffic(Spooled(self.transport))
         self._scoring = Scoring(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         with contextlib.closing(self._scoring):
             return self._run(self._open(initial)).model

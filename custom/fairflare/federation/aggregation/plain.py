@@ -31,6 +31,7 @@ class Plain:
         anchor = rule.anchor(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
         if anchor is not None:
             replies, second, refused = _second_exchange(trained, anchor, verdict.replies)
+            del anchor  # the next model takes its place in memory
             verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
             answers = answers + second
             trained.require_quorum(verdict)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates that would not fit into memory side by side wait in a file: the gate needs all norms before it can decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import psutil
+import torch
+from torch import Tensor
+
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.stored import Stored
+from fairflare.federation.messages import Transport
+
+SHARE = 0.25
+"""Of the memory that is free when an exchange begins: so much of it updates may take."""
+
+
+def a_share_of_memory() -> int:
+    """Bytes that updates may take now."""
+    return int(SHARE * psutil.virtual_memory().available)
+
+
+class Spooled:
+    """A transport that puts what comes back into a file as soon as it would take more memory than there is room.
+
+    The file has no name: nobody else can open it, and it is gone with the last entry that lies there, after a kill too.
+    """
+
+    def __init__(self, transport: Transport, room: Callable[[], int] = a_share_of_memory) -> None:
+        """
+        Args:
+            transport: whose answers these are.
+            room: how many bytes of them may be in memory.
+        """
+        self._transport, self._room = transport, room
+
+    def sites(self) -> list[str]:
+        """As the transport says."""
+        return self._transport.sites()
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
+        """As the transport does it; what does not fit is in a file when the next site is asked."""
+        room, taken, file = self._room(), 0, None
+        for answer in self._transport.exchange(instructions):
+            size = sum(value.nbytes for value in _plain(answer).values())
+            if size and taken + size > room:
+                file = file or _opened()
+                answer = _written(answer, file)
+            else:
+                taken += size
+            yield answer
+
+
+def _opened() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="fairflare_updates_")
+
+
+def _plain(answer: Answer) -> dict[str, Tensor]:
+    """The entries of an update that are plain tensors in memory; an answer may hold anything."""
+    update: Any = answer.update
+    found = update.items() if type(update) is dict else ()
+    return {key: value for key, value in found if type(value) is Tensor and _is_dense(value)}
+
+
+def _is_dense(value: Tensor) -> bool:
+    return value.layout is torch.strided and value.device.type == "cpu" and value.is_contiguous()
+
+
+def _written(answer: Answer, file: BinaryIO) -> Answer:
+    """The answer with the entries of its update in ``file``; on a full disk as it was."""
+    entries: dict[str, Stored] = {}
+    try:
+        for key, value in _plain(answer).items():
+            start = -(-file.seek(0, 2) // 64) * 64  # where any type may begin
+            file.seek(start)
+            file.write(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+            entries[key] = Stored(file, start, value.dtype, tuple(value.shape))
+        file.flush()
+    except OSError:
+        return answer
+    return dataclasses.replace(answer, update={**answer.update, **entries})
