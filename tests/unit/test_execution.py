@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training passes that do not fit are made smaller once; the gradient stays that of the whole batch."""
 
+import os
+import platform
+
 import pytest
 import torch
 from torch import nn
 
-from fairflare.core.execution import Execution
+from fairflare.core.execution import Execution, keep_freed_memory
 from fairflare.core.types import LocalWork, Round
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
@@ -129,3 +132,14 @@ def test_probes_and_validation_compute_in_full_precision(tmp_path):
         k: v for k, v in half["metrics"].items() if k != "train_loss"
     }
     assert entries[0]["model_sha256"] != entries[1]["model_sha256"]
+
+
+def test_freed_memory_is_kept_unless_the_user_has_said_otherwise(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert keep_freed_memory() is False
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert keep_freed_memory() is False

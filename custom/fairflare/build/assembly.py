@@ -26,7 +26,7 @@ from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import find_site_config, stricter
 from fairflare.core import registry, user_code
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.execution import Execution, default_device
+from fairflare.core.execution import Execution, default_device, keep_freed_memory
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
 from fairflare.core.seeds import derive, forget_seeds, seed_everything
@@ -150,6 +150,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
             server's machine, are not looked for.
     """
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     user_code.check(config.code)
     method = registry.get_method(config.method)
     options = without_weights(config.options) if at_site else config.options

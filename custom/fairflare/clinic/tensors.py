@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.readers.files import FileSplit
+from fairflare.core.execution import moved
 from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.types import Batch, SplitName
 
@@ -210,13 +211,6 @@ def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
     return batches
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``; towards a GPU through pinned memory, so that copying and computing overlap."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def _room(device: torch.device) -> float:
     """Bytes that a split may take on ``device``."""
     return READY_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else READY
@@ -249,10 +243,10 @@ def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tu
     flip = (torch.rand(n, generator=generator) < 0.5).float() * -2 + 1
     shift = torch.stack((dx, dy)) * 2 * TRANSLATION  # the grid runs from -1 to 1
     rows = (flip * angle.cos(), -angle.sin(), shift[0], flip * angle.sin(), angle.cos(), shift[1])
-    theta = torch.stack(rows, dim=1).view(n, 2, 3).to(images.device)
+    theta = moved(torch.stack(rows, dim=1).view(n, 2, 3), images.device)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     if targets.dim() == 4:
         masks = F.grid_sample(targets.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
         targets = masks.to(targets.dtype)
-    return moved, targets
+    return turned, targets

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -15,6 +18,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.findings import Finding
 
 Precision = Literal["auto", "float32", "bfloat16"]
+MALLOC = {-1: 2**28, -3: 2**25}
+"""glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD at its largest: bytes."""
 LEAST = 2
 """Examples of a pass: BatchNorm cannot train on one."""
 
@@ -91,7 +96,7 @@ class Execution:
     def _passes(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
         losses = []
         for rows in self._parts(len(inputs)):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_half):
+            with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
                 outputs = network(self._laid_out(inputs[rows]))
             loss = loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
             loss.backward()
@@ -132,3 +137,26 @@ def default_device(gpu: int | None = None) -> torch.device:
     if (gpu or 0) >= torch.cuda.device_count():
         raise UserError(f"gpu: expected a number below {torch.cuda.device_count()}, got {gpu}")
     return torch.device(f"cuda:{gpu or 0}")
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; towards a GPU through pinned memory, so that the host does not wait for the copy."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library, where it is glibc, keep up to 256 MiB of freed memory for the next step; whether it does.
+
+    Without this, the gradients and activations of every step are pages that the kernel takes back and clears anew: 5 %
+    of a ResNet-18's step on a CPU, and more of GSAM's, which holds two gradients. Whoever has set glibc's own variables
+    (``MALLOC_...``) is obeyed.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # another C library, another system
+        return False
+    return all(mallopt(option, value) == 1 for option, value in MALLOC.items())

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.execution import Execution, Precision
+from fairflare.core.execution import Execution, Precision, moved
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.validation import Range
 
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The same examples on ``device``; groups stay where they are until something weighs by them."""
-        return Batch(self.inputs.to(device), self.targets.to(device), self.groups)
+        return Batch(moved(self.inputs, device), moved(self.targets, device), self.groups)
 
 
 @dataclass(frozen=True)

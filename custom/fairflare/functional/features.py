@@ -40,5 +40,5 @@ def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) 
     """
     goal = features.detach().clone()
     for label, mean in means.items():
-        goal[targets == label] = mean.to(goal)
+        goal = torch.where((targets == label)[:, None], mean.to(goal), goal)
     return nn.functional.mse_loss(features, goal)

@@ -6,7 +6,6 @@ Foret et al., "Sharpness-Aware Minimization", ICLR 2021, https://arxiv.org/abs/2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,29 +23,39 @@ def rho_at(round: Round, rho_max: float, rho_tau: float) -> float:
     return float(rho_max * (round.number / round.total) ** rho_tau)
 
 
-def global_norm(tensors: Sequence[Tensor]) -> float:
-    """The L2 norm of all entries together."""
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all entries together, a scalar where they are: reading it on the host would hold a GPU up."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    return norm
 
 
 @contextmanager
-def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, norm: float) -> Iterator[None]:
+def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, norm: Tensor) -> Iterator[None]:
     """Within: w + rho g / (||g||_2 + 1e-12). Left: the same vector subtracted again, whatever happened within.
 
-    No copy of the weights is made; leaving restores them to within one rounding. A gradient that is not finite perturbs
-    nothing.
+    No copy of the weights is made; leaving restores them to within one rounding. Weights that meet a gradient which is
+    not finite become NaN, as the step along it would make them: the site's egress check refuses such an update.
     """
-    scale = rho / (norm + TINY) if math.isfinite(norm) else 0.0
-    if not scale:
+    if not rho:
         yield
         return
+    scale = (rho / (norm.double() + TINY)).to(norm.dtype)
     with torch.no_grad():
-        torch._foreach_add_(list(parameters), list(gradients), alpha=scale)
+        add_scaled(parameters, gradients, scale)
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_sub_(list(parameters), list(gradients), alpha=scale)
+            add_scaled(parameters, gradients, scale, sign=-1)
+
+
+def add_scaled(tensors: Sequence[Tensor], others: Sequence[Tensor], scale: Tensor, sign: int = 1) -> None:
+    """tensors <- tensors + sign * scale * others, in place; ``scale`` is a scalar on their device."""
+    if scale.device.type == "cpu":
+        for t, other in zip(tensors, others):
+            t.addcmul_(other, scale, value=sign)
+    else:  # two launches for all tensors; the product is as large as the model
+        torch._foreach_add_(list(tensors), torch._foreach_mul(list(others), scale), alpha=sign)
 
 
 @contextmanager

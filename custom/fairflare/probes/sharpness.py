@@ -88,25 +88,25 @@ class Sharpness(Probe):
     def _loss_and_gradient(self, work: LocalWork, objective: Objective) -> float:
         """The mean loss; leaves the gradient of the summed loss, whose direction is all that matters, in ``grad``."""
         work.network.zero_grad(set_to_none=True)
-        total, seen = 0.0, 0
+        total, seen = _nothing(work), 0
         for inputs, targets, _ in self._batches(work, "first pass"):
             losses = objective(work.network(inputs), targets, reduction="none")
             losses.sum().backward()
-            total, seen = total + float(losses.detach().double().sum()), seen + len(targets)
-        return total / seen
+            total, seen = total + losses.detach().double().sum(), seen + len(targets)
+        return float(total) / seen
 
     @torch.no_grad()
     def _ascend(self, parameters: Sequence[Tensor], rho: float) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_add_(list(parameters), gradients, alpha=rho / (global_norm(gradients) + TINY))
+        torch._foreach_add_(list(parameters), gradients, alpha=rho / (float(global_norm(gradients)) + TINY))
 
     @torch.no_grad()
     def _loss(self, work: LocalWork, objective: Objective) -> float:
-        total, seen = 0.0, 0
+        total, seen = _nothing(work), 0
         for inputs, targets, _ in self._batches(work, "second pass"):
             losses = objective(work.network(inputs), targets, reduction="none")
-            total, seen = total + float(losses.double().sum()), seen + len(targets)
-        return total / seen
+            total, seen = total + losses.double().sum(), seen + len(targets)
+        return float(total) / seen
 
     def _batches(self, work: LocalWork, label: str) -> Iterator[Batch]:
         if self.probe_transform == "train":
@@ -116,3 +116,8 @@ class Sharpness(Probe):
         for batch in batches:
             work.stop_if_aborted()
             yield batch.to(work.device)
+
+
+def _nothing(work: LocalWork) -> Tensor:
+    """A sum that is read once, at its end: reading it after every batch would hold a GPU up."""
+    return torch.zeros((), dtype=torch.float64, device=work.device)

@@ -38,11 +38,12 @@ class Trainer(ABC):
             The mean training loss, each batch measured before its step.
         """
         try:
-            return self._train(work)
+            return float(self._train(work))
         finally:
             work.scratch.clear()
 
-    def _train(self, work: LocalWork) -> float:
+    def _train(self, work: LocalWork) -> Tensor:
+        """See ``train``; nothing in here reads a number from the device, so that a GPU always has work ahead."""
         work.network.train()
         optimizer = make_optimizer(work.network, work.training)
         if work.training.keep_optimizer and "optimizer" in work.memory:
@@ -59,7 +60,7 @@ class Trainer(ABC):
         self.finish(work)
         if work.training.keep_optimizer:
             work.memory["optimizer"] = optimizer.state_dict()
-        return float(total) / max(seen, 1)
+        return total / max(seen, 1)
 
     def setup(self, work: LocalWork) -> None:  # noqa: B027  (most trainers prepare nothing)
         """Called before the first step of a round: put what the steps need into ``work.scratch``."""

@@ -12,7 +12,6 @@ https://arxiv.org/abs/2203.08065, Algorithm 1; Foret et al., ICLR 2021, https://
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,19 +101,19 @@ def gsam_step(
 
 
 @torch.no_grad()
-def _subtract_gap(first: Sequence[Tensor], norm: float, second: Sequence[Tensor], alpha: float) -> None:
-    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place."""
+def _subtract_gap(first: Sequence[Tensor], norm: Tensor, second: Sequence[Tensor], alpha: float) -> None:
+    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; all numbers stay on the device."""
     first, second = _blocks(first), _blocks(second)
     products = torch.stack([torch.stack((torch.dot(a, b), torch.dot(b, b))) for a, b in zip(first, second)])
-    inner, square = products.double().sum(0).tolist()
-    second_norm = math.sqrt(square)
+    inner, square = products.double().sum(0).unbind()
+    norm, second_norm = norm.double(), square.sqrt()
     cosine = inner / (norm * second_norm + TINY)
     scale = 1 + alpha * cosine * norm / (second_norm + TINY)
     if second[0].device.type == "cpu":
         for a, b in zip(first, second):
             b.mul_(scale).add_(a, alpha=-alpha)
     else:
-        torch._foreach_mul_(second, scale)
+        torch._foreach_mul_(second, scale.to(second[0].dtype))
         torch._foreach_add_(second, first, alpha=-alpha)
 
 

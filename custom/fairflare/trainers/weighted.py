@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fairflare.core.execution import moved
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
 from fairflare.core.types import Batch, LocalWork
@@ -34,13 +35,14 @@ class WeightedTrainer(Trainer):
     def setup(self, work: LocalWork) -> None:
         """Read the weights that the server sent."""
         shared, of_groups = self._weights(work)
-        work.scratch.update(shared=shared, groups=of_groups, own=float(of_groups[:-1].mean()) if work.groups else 0.0)
+        own = float(of_groups[:-1].mean()) if work.groups else 0.0
+        work.scratch.update(shared=shared, groups=of_groups.to(work.device), own=own)
 
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on the weighted loss; returns the unweighted mean loss."""
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
-        s = of_groups[batch.groups % len(of_groups)].to(work.device)
+        s = of_groups[moved(batch.groups % len(of_groups), work.device)]
         optimizer.zero_grad(set_to_none=True)
         total, plain = s.sum(), torch.zeros(len(s), dtype=torch.float64, device=work.device)
 
@@ -51,7 +53,8 @@ class WeightedTrainer(Trainer):
             if self.weight_sum == "one":
                 weighted: Tensor = ((shared + s[rows]) * losses).mean() * share
             else:
-                grouped = own * (s[rows] * losses).sum() / total if total > 0 else 0.0
+                there = total > 0  # a tensor: no question to a GPU in a step
+                grouped = torch.where(there, own * (s[rows] * losses).sum() / torch.where(there, total, 1.0), 0.0)
                 weighted = shared * losses.mean() * share + grouped
             return weighted
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.clinic.tensors import TensorData, normalised
+from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
 
@@ -40,7 +41,7 @@ def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
     # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.
     inside = F.pad(torch.ones(1, 1, height, width, device=device), (PAD,) * 4).bool()
     canvas = torch.where(inside, F.pad(images, (PAD,) * 4), fill)
-    y, x = torch.randint(2 * PAD + 1, (2, n, 1), generator=generator).to(device)
+    y, x = moved(torch.randint(2 * PAD + 1, (2, n, 1), generator=generator), device)
     rows, columns = y + torch.arange(height, device=device), x + torch.arange(width, device=device)
     which = torch.arange(n, device=device)[:, None, None]
     return canvas[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

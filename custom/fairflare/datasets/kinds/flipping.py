@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.tensors import TensorData
+from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
 
@@ -30,5 +31,5 @@ def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
         images: of any type, on any device.
         generator: of the N draws, on the CPU.
     """
-    chosen = (torch.rand(len(images), generator=generator) < 0.5).to(images.device)
+    chosen = moved(torch.rand(len(images), generator=generator) < 0.5, images.device)
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
