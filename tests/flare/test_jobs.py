@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fairflare.build.config import make_config
 from fairflare.flare import job
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +43,9 @@ def test_jobs_have_short_intervals(name):
     configs = ROOT / "app_configs" / name
     server = json.loads((configs / "config_fed_server.json").read_text())
     client = json.loads((configs / "config_fed_client.json").read_text())
-    assert server["server"]["task_request_interval"] == 0.02
+    assert server["server"]["task_request_interval"] == 0.25
     assert server["workflows"][0]["args"]["task_check_period"] == 0.02
-    assert client["default_task_fetch_interval"] == 0.02
+    assert client["default_task_fetch_interval"] == 0.25
 
 
 @pytest.mark.parametrize("name", sorted(set(JOBS) - STOCK))
@@ -76,6 +77,20 @@ def test_production_export_keeps_flares_intervals(tmp_path):
     assert "task_request_interval" not in (made / "config" / "config_fed_server.json").read_text()
     assert "task_fetch_interval" not in (made / "config" / "config_fed_client.json").read_text()
     assert (made / "custom" / "fairflare" / "flare" / "executor.py").is_file()
+
+
+@pytest.mark.parametrize("poll, asked, looked", [(None, None, 0.5), (0.25, 0.25, 0.25), (1.0, 1.0, 0.5)])
+def test_a_deployed_job_may_have_its_sites_ask_more_often(poll, asked, looked, tmp_path):
+    """As ``fairflare run --env poc`` has it; FLARE's own interval otherwise."""
+    recipe = job.FairRecipe(make_config("fedavg", "support2"), name="j", simulation=False, preinstalled=True, poll=poll)
+    recipe.export(str(tmp_path))
+    server, client = (
+        json.loads((tmp_path / "j" / "app" / "config" / f"config_fed_{side}.json").read_text())
+        for side in ("server", "client")
+    )
+    assert (server.get("server") or {}).get("task_request_interval") == asked
+    assert client.get("default_task_fetch_interval") == asked
+    assert server["workflows"][0]["args"]["task_check_period"] == looked
 
 
 @pytest.mark.flare

@@ -52,6 +52,8 @@ ENVS = ("flare", "sim")
 INVITATION = "preflight"
 INVITATION_STANDS = 5
 """Checks of FLARE's tasks, a little longer than a site waits between two questions: an absent site meets the task."""
+LEAST_STANDS = 1.0
+"""Seconds that an invitation stands at least: the simulator's server looks more often than its sites ask."""
 
 
 class Began:
@@ -178,7 +180,7 @@ class FairController(ModelController):
                 callback=self._receive,
             )
         checks = 0
-        least = INVITATION_STANDS if inviting else 0
+        least = max(INVITATION_STANDS, LEAST_STANDS / self.task_check_period) if inviting else 0
         while self.get_num_standing_tasks() and not (may_end and checks >= least and ending.is_reached(self._inbox)):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")

@@ -40,7 +40,7 @@ from fairflare.build.config import RunConfig
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.files import AUDIT, CHECKPOINT
 from fairflare.flare.places import RESULT
-from fairflare.flare.recipe import FairRecipe
+from fairflare.flare.recipe import SITES_POLL, FairRecipe
 from fairflare.flare.simulate import LOG
 
 ENVS = ("poc", "prod")
@@ -89,7 +89,8 @@ def run_deployed(
             server's reason, and what the server has of the run is in ``folder``.
     """
     user, kit = find_kit(env, kit)
-    recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled)
+    poll = SITES_POLL if env == "poc" else None
+    recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, _Server(user, kit) as server:
         _check_sites(config, server.connected())

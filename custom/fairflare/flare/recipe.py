@@ -32,8 +32,11 @@ from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import CACHES, PACKAGE, stage_package
 
 PERSISTOR = "persistor"
-SHORT = 0.02
-"""Seconds between polls in the simulator, where FLARE's defaults (2 s, 0.5 s) would be most of the run."""
+SITES_POLL = 0.25
+"""Seconds between two questions of a site for its next task, where all processes are on one machine: FLARE's 2 s would
+be most of a run. (After a question in vain its simulator waits 0.5 s, whatever is said here.)"""
+LOOK = 0.02
+"""Seconds between two looks of the simulator's server at its tasks: one process, and nothing travels."""
 
 
 class FairRecipe(Recipe):
@@ -57,13 +60,15 @@ class FairRecipe(Recipe):
         name: str | None = None,
         simulation: bool = True,
         preinstalled: bool = False,
+        poll: float | None = None,
     ) -> None:
         """
         Args:
             config: what to run, from ``make_config``.
             name: the job's name; made of method and task when None.
-            simulation: True polls every 0.02 s; False leaves FLARE's production intervals.
+            simulation: for FLARE's simulator, with short intervals.
             preinstalled: True makes a job without code, for sites that have this package and take no code from jobs.
+            poll: seconds between two questions of a site for its next task; None: FLARE's own 2, in a simulation 0.25.
 
         Raises:
             UserError: preinstalled, and the run needs the user's own files, which only a job with code can carry.
@@ -71,7 +76,8 @@ class FairRecipe(Recipe):
         if preinstalled and (own := [*user_code.code_files(), *registry.plugin_files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
-        super().__init__(_make_job(config, name or job_name(config), simulation))
+        poll = SITES_POLL if poll is None and simulation else poll
+        super().__init__(_make_job(config, name or job_name(config), simulation, poll))
         if preinstalled:
             self._job.set_app_packages([PACKAGE])  # FLARE copies no file of these
         self._staging: tempfile.TemporaryDirectory | None = None
@@ -197,12 +203,12 @@ def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
     return [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]
 
 
-def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
+def _make_job(config: RunConfig, name: str, simulation: bool, poll: float | None) -> FedJob:
     job = FedJob(name=name, min_clients=config.min_sites)
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)
-    env, period = ("sim", SHORT) if simulation else ("flare", 0.5)
+    env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
     controller = FairController(content, task_check_period=period, env=env)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.
     controller._always_serialize_args = ["task_check_period", "env"]
@@ -214,7 +220,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool) -> FedJob:
     egress = EgressFilter(for_sites)
     for task in TASKS:  # FLARE's sets of tasks are equal or disjoint, and a user's filter may be for one task alone
         job.to_clients(egress, tasks=[task], filter_type=FilterType.TASK_RESULT)
-    if simulation:
-        job.to_server({"server": {"task_request_interval": SHORT}})
-        job.to_clients({"default_task_fetch_interval": SHORT})
+    if poll is not None:
+        job.to_server({"server": {"task_request_interval": poll}})
+        job.to_clients({"default_task_fetch_interval": poll})
     return job
