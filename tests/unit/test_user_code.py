@@ -53,6 +53,19 @@ def test_own_network_and_data_train(tmp_path, capsys):
     assert config["normalisation"] == "none" and str(tmp_path) not in json.dumps(config)
 
 
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_have_the_users_code(method, tmp_path, monkeypatch, capsys):
+    """A forked worker has what the command has imported, a spawned one imports it itself."""
+    monkeypatch.setattr("fairflare.build.assembly.start_method", lambda threads: method)
+    heads = []
+    for count in ("1", "2"):
+        command = ("run", "fedavg", *own(tmp_path), "--rounds", "1", "--out", tmp_path / count, "--workers", count)
+        code, _, err = call(capsys, *command)
+        assert code == 0, err
+        heads.append(verify(tmp_path / count / "audit.jsonl")[-1]["model_sha256"])
+    assert heads[0] == heads[1]
+
+
 def test_attributes_of_own_data_make_groups(tmp_path, capsys):
     grouped = ("attribute_values=sex=f|m", "group_by=sex", "min_count=1")
     code, _, err = call(capsys, "run", "fedufo", *own(tmp_path, *grouped), "--rounds", "1", "--out", tmp_path / "run")

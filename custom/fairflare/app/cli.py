@@ -31,6 +31,7 @@ from fairflare.app.options import (
     threads_option,
     weights_option,
     with_accepted,
+    workers_option,
 )
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.processes import ends_by_signal
@@ -73,6 +74,7 @@ def list_tasks(as_json: bool) -> None:
 @config_options
 @run_options
 @threads_option
+@workers_option
 @cache_option
 @out_option
 @force_option
@@ -82,6 +84,7 @@ def run(
     env: str,
     deployment: dict[str, Any] | None,
     sim_threads: int | None,
+    workers: int | None,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -95,7 +98,7 @@ def run(
     if deployment:
         summary = execute_deployed(config, folder, force=force, **deployment)
     else:
-        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
 
 
@@ -259,13 +262,14 @@ def preflight(
 @click.argument("folder", type=PATH)
 @threads_option
 @cache_option
+@workers_option
 @as_json
-def resume(folder: Path, sim_threads: int | None, as_json: bool) -> None:
+def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: bool) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
     from fairflare.app import console
     from fairflare.app.runs import resume as resume_run
 
-    summary = resume_run(folder, sim_threads=sim_threads)
+    summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
 
 

@@ -22,6 +22,7 @@ DAY = 86400.0
 CACHE, OFF = "FAIRFLARE_CACHE", "off"
 """As ``datasets.simulated.cache`` has them, which takes its time to import."""
 LONGEST_WAIT = 30 * DAY
+MOST_WORKERS = 1024
 
 
 class AnyPath(click.Path):
@@ -61,6 +62,29 @@ env_option = click.option(
 )
 threads_option = click.option(
     "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
+)
+
+
+class Workers(click.ParamType):
+    """A number of worker processes; None for "auto", as without the option."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """The number, or None."""
+        text = str(value)
+        if text == "auto":
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST_WORKERS):
+            self.fail(f"expected a number from 1 to {MOST_WORKERS} or auto, got {shown(text)}", param, ctx)
+        return int(text)
+
+
+workers_option = click.option(
+    "--workers",
+    type=Workers(),
+    envvar="FAIRFLARE_WORKERS",
+    help="Processes that compute side by side in --env local, by default as many as are of use (auto).",
 )
 force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
 out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
@@ -148,6 +172,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
             return command(env=env, deployment=None, **others)
         if others.get("sim_threads") is not None:
             raise UserError(f"--sim-threads: expected --env sim, got --env {env}")
+        if (others.get("workers") or 1) > 1:
+            raise UserError(f"--workers: expected --env local, got --env {env}")
         deployment = {"env": env, "kit": kit, "preinstalled": preinstalled, "timeout": wait or DAY}
         return command(env=env, deployment=deployment, **others)
 

@@ -27,12 +27,13 @@ from fairflare.app.folders import (
     job_strangers,
     opened,
 )
-from fairflare.build.assembly import CONFIG, SITES, Parts, build_parts, run_local, save_config
+from fairflare.build.assembly import CONFIG, SITES, LocalSites, Parts, build_parts, run_local, save_config
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.method_parts import part
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
 from fairflare.core.versions import all_versions
+from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.federation import audit
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.files import AUDIT, MODEL, is_file, read_json
@@ -59,7 +60,13 @@ def default_folder(config: RunConfig) -> Path:
 
 
 def execute(
-    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, sim_threads: int | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
 ) -> dict[str, Any]:
     """Run ``config`` into ``folder`` and return the content of ``report.json``.
 
@@ -68,6 +75,7 @@ def execute(
         folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
         env: "local" or "sim".
         sim_threads: simulator threads; as many as sites when None.
+        workers: processes that the sites are spread over, see ``workers_for``.
 
     Raises:
         UserError: the folder cannot be used, or the task's data are not there.
@@ -80,11 +88,13 @@ def execute(
     names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
+    if env != "local" and (workers or 1) > 1:
+        raise UserError(f"--workers: expected --env local, got --env {env}")
     with fresh_folder(folder, force):
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
-        return _in_process(config, parts, folder)
+        return _in_process(config, parts, folder, workers)
 
 
 def cautions(config: RunConfig, parts: Parts) -> list[str]:
@@ -94,7 +104,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     return [caution for caution in found if caution]
 
 
-def resume(folder: Path, *, sim_threads: int | None = None) -> dict[str, Any]:
+def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
     Model, the rule's state and the sites' memories are those of that round, so that the final model is the one of an
@@ -120,7 +130,7 @@ def resume(folder: Path, *, sim_threads: int | None = None) -> dict[str, Any]:
         parts.task.check_data()
         if env == "sim":
             return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
-        return _in_process(config, parts, folder)
+        return _in_process(config, parts, folder, workers)
 
 
 def report_again(folder: Path) -> dict[str, Any]:
@@ -216,18 +226,39 @@ def export_job(
         scratch.rmdir()
 
 
-def _in_process(config: RunConfig, parts: Parts, folder: Path) -> dict[str, Any]:
-    board, log = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), RunLog(folder)
-    rounds = config.training["rounds"]
+def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
+    """How many processes the sites of a run on this machine are spread over.
+
+    Args:
+        wanted: a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere.
+        config: the run.
+        parts: those of ``config``.
+
+    Raises:
+        UserError: this system cannot have several.
+    """
+    sites = len(parts.task.sites())
+    if wanted is None:
+        forks = start_method(config.threads) == "fork"
+        return max(1, min(sites, usable_cores() // config.threads)) if forks else 1
+    if wanted > 1:
+        check_possible()
+    return min(wanted, sites)
+
+
+def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
+    rounds, notes = config.training["rounds"], [note.to_json() for note in parts.rule.notes]
     try:
-        with console.Progress(title(config), rounds, len(parts.task.sites())) as progress:
+        # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
+        with contextlib.ExitStack() as stack:
+            sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
+            board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
+            progress = stack.enter_context(console.Progress(title(config), rounds, len(parts.task.sites())))
             observers: list[Observer] = [board, log, progress]
-            run_local(config, folder, observers, on_site=progress.preparing, parts=parts, tell=progress.found)
+            run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
-        board.close()
         _report_what_there_is(folder)
         raise
-    board.close()
     with console.busy("writing the report"):
         return write_report(folder)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +33,14 @@ from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
 from fairflare.core.seeds import derive, forget_seeds, seed_everything
 from fairflare.core.types import Batch, Need, Number, Outline, SiteData, StateDict, Training, metric_range
 from fairflare.core.versions import versions
+from fairflare.core.workers import start_method
 from fairflare.federation.audit import AuditLog
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.evaluation import finite, predict
 from fairflare.federation.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
+from fairflare.federation.in_workers import InWorkers
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.memory import SiteMemory, forget
 from fairflare.federation.messages import Transport
@@ -370,25 +373,92 @@ def run_local(
     on_site: Callable[[str], None] = lambda name: None,
     parts: Parts | None = None,
     tell: Callable[[str, Finding], None] = lambda name, finding: None,
+    sites: LocalSites | None = None,
 ) -> StateDict:
-    """A whole federation in this process.
+    """A whole federation on this machine, in this process and the workers of ``sites``.
 
     ``on_site`` is called with each site before its data are read, ``tell`` with what preflight finds at each.
 
     ``parts`` are those of ``config`` where the caller has built them already; nothing may have trained in them.
+    ``sites`` are those of ``config`` and ``folder`` where the caller has started them already, as it must before any
+    thread runs if they are to be forked; without it they live in this process.
     """
     parts = parts or build_parts(config)
-    initial = parts.model
-    at_site, at_server = new_credentials(config)
-    sites = {}
-    for name in site_of_client(config, parts.task):
+    with contextlib.ExitStack() as stack:
+        sites = sites or stack.enter_context(LocalSites(config, folder, parts))
+        sites.on_site, sites.tell = on_site, tell
+        federation = build_federation(config, parts, sites.transport, folder, "local", observers, sites.at_server)
+        final = federation.run(parts.model)
+    forget(folder / SITES, site_of_client(config, parts.task))  # nothing is left to continue
+    return final
+
+
+class LocalSites:
+    """The sites of a run on this machine, in this process or in worker processes; as a context it ends these.
+
+    Attributes:
+        transport: reaches the sites.
+        at_server: the server's credentials, which go with the sites'.
+        on_site: called with each site before its data are read.
+        tell: called with what preflight finds at each site.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1) -> None:
+        """
+        Args:
+            config: the run.
+            folder: where the sites keep their memories.
+            parts: those of ``config``.
+            workers: processes that the sites are spread over; 1: none beside this one.
+        """
+        self.on_site: Callable[[str], None] = lambda name: None
+        self.tell: Callable[[str, Finding], None] = lambda name, finding: None
+        at_site, self.at_server = new_credentials(config)
+        names = list(site_of_client(config, parts.task))
+        workers, method = min(workers, len(names)), start_method(config.threads)
+        build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
+        back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
+        self.transport: InProcess | InWorkers
+        if workers == 1:
+            self.transport = InProcess(build(names, *back))
+        else:
+            self.transport = InWorkers(names, workers, build, method, config.threads, *back)
+
+    def __enter__(self) -> LocalSites:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if isinstance(self.transport, InWorkers):
+            self.transport.close()
+
+
+def local_sites(
+    config: RunConfig,
+    folder: Path,
+    credentials: Credentials,
+    parts: Parts | None,
+    names: Sequence[str],
+    on_site: Callable[[str], None],
+    tell: Callable[[str, Finding], None],
+) -> dict[str, Site]:
+    """Those sites of a run on this machine that live in one process; see ``run_local``.
+
+    Args:
+        config: the run.
+        folder: its own.
+        credentials: the sites'.
+        parts: those of ``config``; None builds them, in a process that has none.
+        names: the sites.
+        on_site: called with each site before its data are read.
+        tell: called with what preflight finds at each site.
+    """
+    parts, sites = parts or build_parts(config, at_site=True), {}
+    for name in names:
         own = folder / SITES / f"{name}.pt"
-        site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=at_site)
+        site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
         site.look = partial(_announced, site.look, partial(on_site, name))
         sites[name] = site
-    final = build_federation(config, parts, InProcess(sites), folder, "local", observers, at_server).run(initial)
-    forget(folder / SITES, sites)  # nothing is left to continue
-    return final
+    return sites
 
 
 def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:

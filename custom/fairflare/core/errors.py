@@ -25,6 +25,9 @@ class DataError(UserError):
         super().__init__(text)
         self.code = code
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.code, str(self))
+
 
 class MissingData(UserError):
     """A file or folder of a data set is not there.
@@ -36,6 +39,9 @@ class MissingData(UserError):
     def __init__(self, text: str, tree: str) -> None:
         super().__init__(text)
         self.tree = tree
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (str(self), self.tree)
 
 
 class RunFailed(FairFlareError):

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from fairflare.core.errors import UserError
 
 try:
@@ -27,6 +29,8 @@ LOCK = ".fairflare.lock"
 SERVER_LOCK = ".server.lock"
 """The lock of the server's process in a federation's folder, which in the simulator is the command's as well."""
 POLL = 0.2
+ENDING = 3.0
+"""Seconds that a killed command's worker processes, which inherit its locks, may take to end."""
 
 
 class Busy(UserError):
@@ -41,9 +45,9 @@ def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[Non
         Busy: another holds it, after ``wait`` seconds still.
         UserError: no lock can be put there.
     """
-    path, until = folder / name, time.monotonic() + wait
+    path, begun = folder / name, time.monotonic()
     while (file := _try(path)) is None:
-        if time.monotonic() > until:
+        if time.monotonic() - begun > (max(wait, ENDING) if _holder_is_gone(path) else wait):
             raise Busy(f"{folder}: another command is at work there{_holder(path)}; wait until it has ended")
         time.sleep(POLL)
     try:
@@ -122,7 +126,25 @@ def _same(path: Path, descriptor: int) -> bool:
 
 
 def _holder(path: Path) -> str:
+    number = _holder_number(path)
+    return f" (process {number})" if number is not None else ""
+
+
+def _holder_is_gone(path: Path) -> bool:
+    """Whether the process that took the lock has ended, so that only processes of its own can still hold it."""
+    number = _holder_number(path)
+    if number is None:
+        return False
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def _holder_number(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         file.seek(1)
-        return f" (process {int(file.read(20))})"
-    return ""
+        return int(file.read(20))
+    return None

@@ -32,7 +32,7 @@ class Credentials:
     """
 
     identity: Identity = field(default_factory=NoIdentity)
-    ckks: Callable[[], bytes] = lambda: b""
+    ckks: Callable[[], bytes] = bytes
 
 
 def check_scheme(name: str) -> None:

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes of one command: how many, how they start, and that none of them outlives it.
+
+A fork starts in milliseconds and has everything that the command has imported and built. It copies one thread only: a
+lock that another one holds stays locked for ever, OpenMP waits for threads that are not there, and CUDA refuses to
+work. So a process is forked where none of this can be, on Linux, before a progress display or TensorBoard has started
+its thread, without a GPU and with one torch thread; NumPy's OpenBLAS, whose threads start with the import, ends them
+before a fork by itself. Anywhere else a process is spawned, which imports everything anew: about two seconds of CPU
+time each, and on a GPU a CUDA context of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from fairflare.core.channel import Channel, connected
+from fairflare.core.errors import UserError
+from fairflare.core.processes import GRACE, LOOK, ends_by_signal
+
+StartMethod = Literal["fork", "spawn"]
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: fewer than the machine's under an affinity mask or in a container."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+def start_method(threads: int = 1) -> StartMethod:
+    """How a worker with so many torch threads can be started from here and now, see above."""
+    alone = threading.current_thread() is threading.main_thread() and threading.active_count() == 1
+    forks = sys.platform == "linux" and alone and threads == 1
+    return "fork" if forks and torch.cuda.device_count() == 0 else "spawn"
+
+
+def check_possible() -> None:
+    """Raise UserError where this system lacks what workers need."""
+    if not hasattr(socket, "send_fds"):
+        raise UserError(
+            f"--workers: expected 1 on {sys.platform}, which cannot share memory between processes this way"
+        )
+
+
+class Worker:
+    """A process that runs ``target(channel, *arguments)`` and ends with this one, however that ends.
+
+    Attributes:
+        channel: to the process.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        *arguments: Any,
+        method: StartMethod,
+        siblings: Sequence[Worker] = (),
+        name: str = "fairflare-worker",
+    ) -> None:
+        """
+        Args:
+            target: called with the process's own channel and ``arguments``; "spawn" pickles them all.
+            arguments: see ``target``.
+            method: see ``start_method``.
+            siblings: the workers that were started before; a forked process closes its copies of their channels.
+            name: of the process, for people.
+        """
+        own, its = connected()
+        self._end: socket.socket = own
+        inherited = [own, *(sibling._end for sibling in siblings)] if method == "fork" else []
+        self.channel = Channel(own)
+        with its:
+            context: Any = multiprocessing.get_context(method)
+            about = (os.getpid(), its, inherited, target, arguments)
+            self._process = context.Process(target=_run, args=about, name=name)
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid or 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return bool(self._process.is_alive())
+
+    def how_it_ended(self) -> str:
+        """In words, of a process that has ended or is about to."""
+        self._process.join(GRACE)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        words = ", as happens when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        return f"{signal.Signals(-code).name}{words}"
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, and the end of its channel."""
+        self.channel.close()
+        self._process.terminate()
+
+    def wait_until(self, deadline: float) -> None:
+        """Wait for its end until then (``time.monotonic``), and kill it when it is still there."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+
+def stop(workers: Iterable[Worker], grace: float = GRACE) -> None:
+    """End workers and wait for it; those that are there after ``grace`` seconds are killed."""
+    family, deadline = list(workers), time.monotonic() + grace
+    for worker in family:
+        worker.ask_to_end()
+    for worker in family:
+        worker.wait_until(deadline)
+
+
+def ready(workers: Iterable[Worker]) -> list[Worker]:
+    """Those that have said something or have ended, as soon as there is one."""
+    of = {worker.channel.fileno(): worker for worker in workers}
+    while True:
+        if found := [of[int(number)] for number in wait(list(of), timeout=1.0)]:  # type: ignore[arg-type]  # as we gave
+            return found
+        # The end of a process shows on its channel, unless a process of its own has kept that open.
+        if found := [worker for worker in of.values() if not worker.is_alive]:
+            for worker in found:
+                worker.channel.shut()
+            return found
+
+
+class ElsewhereError(Exception):
+    """Why another exception was raised in a worker: its text is the traceback there."""
+
+
+def portable(error: Exception) -> tuple[Exception, str]:
+    """``error`` as it can be sent to another process, of its own type where possible, and its traceback."""
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(Exception):  # whatever an exception does when it is pickled
+        copy = pickle.loads(pickle.dumps(error))
+        if type(copy) is type(error):
+            return copy, text
+    return RuntimeError(f"{type(error).__name__}: {error}"), text
+
+
+def raise_here(error: Exception, text: str) -> NoReturn:
+    """Raise what ``portable`` made in another process."""
+    raise error from ElsewhereError(text)
+
+
+def _run(
+    parent: int,
+    end: socket.socket,
+    inherited: Sequence[socket.socket],
+    target: Callable[..., None],
+    arguments: Sequence[Any],
+) -> None:
+    """What the process does: ``target``, until that returns, the command is gone or a signal comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the command says when its workers end
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    _end_with(parent)
+    for other in inherited:
+        other.close()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt), ends_by_signal():
+        target(Channel(end), *arguments)
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed as soon as ``parent``, which started it, has ended."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+    if sys.platform != "linux":
+        threading.Thread(target=partial(_watch, parent), name="fairflare-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
