@@ -239,7 +239,7 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """
     sites = len(parts.task.sites())
     if wanted is None:
-        forks = start_method(config.threads) == "fork"
+        forks = start_method(config.threads) == "fork" and config.secure_sum != "ckks"
         return max(1, min(sites, usable_cores() // config.threads)) if forks else 1
     if wanted > 1:
         check_possible()
