@@ -37,11 +37,13 @@ def model_of(folder):
 
 PARTS = ["selector=share", "select.share=0.6", "server_optimizer=adam", "train.lr=0.002"]
 SET = [word for pair in PARTS for word in ("--set", pair)]
+MASKS = ["--set", "secure_sum=masks", "--set", "mask_bits=32"]
+"""Updates with 64 bits go over FLARE in the test of encrypted sums."""
 
 
 @pytest.mark.parametrize(
     "method, chosen",
-    [("fedavg", []), ("fedism-plus", []), ("fedism-plus", ["--set", "secure_sum=masks"]), ("fedism", SET)],
+    [("fedavg", []), ("fedism-plus", []), ("fedism-plus", MASKS), ("fedism", SET)],
     ids=str,
 )
 def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
