@@ -24,10 +24,10 @@ from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
-from fairflare.clinic.site_config import find_site_config, stricter
+from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
 from fairflare.core import registry, user_code
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.execution import Execution, default_device, keep_freed_memory
+from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
 from fairflare.core.seeds import derive, forget_seeds, seed_everything
@@ -317,7 +317,7 @@ def build_site(
     training = part(Training, config.training)
     if own and own.batch_size:
         training = dataclasses.replace(training, batch_size=own.batch_size)
-    execution = Execution(default_device(own.gpu if own else None), training.precision)
+    execution = _execution(own, training, place=list(known).index(name) if name in known and not local else 0)
     min_count = stricter(own.min_count, config.min_count) if own else config.min_count
 
     def look() -> tuple[list[Finding], SiteData | None]:
@@ -349,6 +349,20 @@ def build_site(
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
     )
+
+
+def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
+    """How a site computes.
+
+    Args:
+        own: its configuration.
+        training: of the job.
+        place: the site's number among those that one machine simulates; they take its GPUs in turn.
+    """
+    if own is None:
+        return Execution(default_device(shared_gpu(place)), training.precision)
+    gpu = shared_gpu(place) if own.gpu is None else own.gpu
+    return Execution(default_device(gpu), training.precision, layout=own.layout, compiler=own.compiler)
 
 
 def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:

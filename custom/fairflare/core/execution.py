@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a site computes: device, memory layout, number format of training passes, and batches that do not fit."""
+"""How a site computes: device, memory layout, compiler, number format of training passes, batches that do not fit."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,12 @@ from torch import Tensor, nn
 from fairflare.core.errors import UserError
 from fairflare.core.findings import Finding
 
+T = TypeVar("T", bound=Iterable[Tensor])
 Precision = Literal["auto", "float32", "bfloat16"]
+Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
+Compiler = Literal["none", "inductor", "cudagraphs"]
+TRIES = 3
+"""Training passes by which two layouts are compared, after one that nobody times."""
 MALLOC = {-1: 2**28, -3: 2**25}
 """glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD at its largest: bytes."""
 LEAST = 2
@@ -33,25 +39,75 @@ class Execution:
         precision: of training passes: "bfloat16" runs them under autocast; "auto" does so on GPUs that have it. Probes
             and evaluation always compute in the network's own precision.
         micro_batch: the most examples of one training pass; None: a whole batch. Halved when memory runs out.
+        layout: of images and convolutions in memory: "auto" is channels_last on a GPU and as the network has it on a
+            CPU; "fastest" is what ``compare_layouts`` has found. Another layout rounds otherwise.
+        compiler: backend of ``torch.compile`` for training passes; rounds otherwise, too.
     """
 
     device: torch.device = torch.device("cpu")
     precision: Precision = "float32"
     micro_batch: int | None = None
+    layout: Layout = "auto"
+    compiler: str = "none"
+
+    def __post_init__(self) -> None:
+        self._faster: torch.memory_format | None = None
+        self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
 
     @property
     def on_gpu(self) -> bool:
         """Whether the device is a CUDA GPU."""
         return self.device.type == "cuda"
 
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout of images and convolutions; preserve_format: as the network and the data have it."""
+        if self.layout == "auto":
+            return torch.channels_last if self.on_gpu else torch.preserve_format
+        named = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
+        return self._faster or named
+
     def place(self, network: nn.Module) -> None:
-        """Move ``network`` to the device, on a GPU in the channels-last layout that its convolutions are fastest in."""
-        there = all(tensor.device == self.device for tensor in chain(network.parameters(), network.buffers()))
-        if there and not self.on_gpu:
-            return
-        network.to(self.device)
-        if self.on_gpu:
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+        """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
+        if not all(self._is_placed(tensor) for tensor in chain(network.parameters(), network.buffers())):
+            network.to(self.device)
+            if self.memory_format != torch.preserve_format:
+                network.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stubs lack it
+
+    def _is_placed(self, tensor: Tensor) -> bool:
+        free = tensor.dim() != 4 or self.memory_format == torch.preserve_format
+        return tensor.device == self.device and (free or tensor.is_contiguous(memory_format=self.memory_format))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether ``compare_layouts`` has yet to say which layout is the fastest."""
+        return self.layout == "fastest" and self._faster is None
+
+    def compare_layouts(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> None:
+        """Time training passes in both layouts and take the faster one from now on.
+
+        Buffers change and random numbers are drawn: call it before the round's model is loaded.
+
+        Args:
+            network: any weights; its gradients are cleared.
+            inputs: (N, ...) on the device; the layouts are the same unless they are images.
+            loss_of: as in ``backward``.
+        """
+        formats = (torch.contiguous_format, torch.channels_last) if inputs.dim() == 4 else (torch.contiguous_format,)
+        seconds = {}
+        for self._faster in formats:
+            self.place(network)
+            seconds[self._faster] = min([self._timed(network, inputs, loss_of) for _ in range(TRIES + 1)][1:])
+        network.zero_grad(set_to_none=True)
+        self._faster = min(formats, key=lambda one: seconds[one])
+
+    def _timed(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> float:
+        """Wall seconds of a training pass on a GPU, process CPU seconds elsewhere."""
+        clock = time.perf_counter if self.on_gpu else time.process_time
+        started = clock()
+        loss = self._passes(network.train(), inputs, loss_of)
+        float(loss)  # waits for the GPU
+        return clock() - started
 
     def backward(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """Add the gradient of a batch's loss to the parameters' gradients, in as many passes as memory needs.
@@ -94,10 +150,10 @@ class Execution:
             network.zero_grad(set_to_none=True)
 
     def _passes(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        losses = []
+        losses, runner = [], self._runner(network)
         for rows in self._parts(len(inputs)):
             with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
-                outputs = network(self._laid_out(inputs[rows]))
+                outputs = runner(self._laid_out(inputs[rows]))
             loss = loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
             loss.backward()
             losses.append(loss.detach())
@@ -110,8 +166,17 @@ class Execution:
         edges = [k * n // parts for k in range(parts + 1)]
         return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
+    def _runner(self, network: nn.Module) -> Callable[..., Any]:
+        """The network, compiled where that is asked for; not where hooks listen, which compiled code does not call."""
+        if self.compiler == "none" or any(m._forward_hooks or m._forward_pre_hooks for m in network.modules()):
+            return network
+        known, compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
+        self._compiled = known, compiled
+        return compiled if known is network else network
+
     def _laid_out(self, inputs: Tensor) -> Tensor:
-        return inputs.contiguous(memory_format=torch.channels_last) if self.on_gpu and inputs.dim() == 4 else inputs
+        free = inputs.dim() != 4 or self.memory_format == torch.preserve_format
+        return inputs if free else inputs.contiguous(memory_format=self.memory_format)
 
     @property
     def _is_half(self) -> bool:
@@ -130,6 +195,11 @@ def memory_findings(
     return [Finding("warning", "gpu_memory", "train", n, f"a batch of {n} does not fit; it is trained on in parts")]
 
 
+def shared_gpu(place: int) -> int | None:
+    """Which GPU is the turn of the process or site number ``place`` on this machine; None where there is none."""
+    return place % torch.cuda.device_count() if torch.cuda.is_available() else None
+
+
 def default_device(gpu: int | None = None) -> torch.device:
     """GPU number ``gpu``, the first one when None, or the CPU where there is none; UserError when there are fewer."""
     if not torch.cuda.is_available():
@@ -137,6 +207,30 @@ def default_device(gpu: int | None = None) -> torch.device:
     if (gpu or 0) >= torch.cuda.device_count():
         raise UserError(f"gpu: expected a number below {torch.cuda.device_count()}, got {gpu}")
     return torch.device(f"cuda:{gpu or 0}")
+
+
+def ahead(batches: Iterator[T], device: torch.device) -> Iterator[T]:
+    """``batches``, each made while the device still computes on the one before: on a GPU, in a stream of their own.
+
+    Args:
+        batches: tuples of tensors.
+        device: where the network computes; nothing is made ahead where it is no GPU.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # what it reads may have been made there
+    with torch.cuda.stream(stream):
+        batch = next(batches, None)
+    while batch is not None:
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for tensor in batch:
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(device))
+        yield batch
+        with torch.cuda.stream(stream):
+            batch = next(batches, None)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

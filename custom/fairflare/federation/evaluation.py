@@ -47,11 +47,11 @@ def predict(
     found = []
     for batch in batches:
         stop_if_aborted()
-        outputs, targets = condense(network(batch.inputs.to(device)).float(), batch.targets.to(device))
-        found.append((outputs.cpu(), targets.cpu(), batch.groups))
+        inputs, targets, groups = batch.to(device)
+        found.append((*condense(network(inputs).float(), targets), groups))
     if not found:
         return torch.empty(0), torch.empty(0), torch.empty(0)
-    outputs, targets, groups = (torch.cat(parts) for parts in zip(*found))
+    outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found))
     return outputs, targets, groups
 
 

@@ -15,7 +15,7 @@ from fairflare.core.findings import Finding, packed
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
-from fairflare.core.types import LocalWork, Round, SiteData, SplitName, StateDict, Training
+from fairflare.core.types import Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
@@ -128,6 +128,9 @@ class Site:
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
+        if instruction.task == "train" and self.execution.is_undecided:
+            self._compare_layouts()
+            seed_everything(seed)
         return work[instruction.task](instruction, seed)
 
     def _find_data(self) -> list[Finding]:
@@ -164,9 +167,18 @@ class Site:
         return self.data
 
     def _memory_findings(self) -> list[Finding]:
+        return memory_findings(self.execution, self.network, *self._trial())
+
+    def _compare_layouts(self) -> None:
+        batch, objective = self._trial()
+        self.execution.compare_layouts(
+            self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
+        )
+
+    def _trial(self) -> tuple[Batch, Objective]:
+        """A batch of training examples, and what the site minimises on it."""
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
-        objective = self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
-        return memory_findings(self.execution, self.network, batch, objective)
+        return batch, self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
         work = self._work(instruction, seed, self.memory.before(instruction.round.number))

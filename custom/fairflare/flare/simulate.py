@@ -133,7 +133,25 @@ def main(workspace: str, threads: str) -> None:
     recipe.finalize()
     # From here on the user's files are the job's: whoever runs it elsewhere has no others.
     os.environ.pop(user_code.VARIABLE, None)
-    recipe.run(SimEnv(clients=recipe.sites, num_threads=int(threads), workspace_root=workspace))
+    gpus = gpu_groups(len(recipe.sites)) if int(threads) >= len(recipe.sites) else None
+    recipe.run(SimEnv(clients=recipe.sites, num_threads=int(threads), gpu_config=gpus, workspace_root=workspace))
+
+
+def gpu_groups(n_sites: int) -> str | None:
+    """The machine's GPUs in turn, one group per site: with fewer groups FLARE starts a process per site and task.
+
+    Returns:
+        e.g. "0,1,0,1"; None where there are fewer than two GPUs, where they have no numbers, or where the sites' own
+        configurations may name one.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    gpus = [gpu.strip() for gpu in named.split(",")][:count]
+    if count < 2 or os.environ.get(SITE_CONFIG) or not all(gpu.isdigit() for gpu in gpus):
+        return None
+    return ",".join(gpus[place % len(gpus)] for place in range(n_sites))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairflare.core.execution import ahead
 from fairflare.core.objectives import Objective
 from fairflare.core.types import PERSONAL, Batch, Cost, LocalWork, Need, Number, Offer, StateDict, TensorSpec, Training
 from fairflare.trainers.batches import local_batches
@@ -52,7 +53,7 @@ class Trainer(ABC):
         self.setup(work)
         objective = self.objective(work)
         total, seen = torch.zeros((), device=work.device, dtype=torch.float64), 0
-        for batch in local_batches(work):
+        for batch in ahead(local_batches(work), work.device):
             work.stop_if_aborted()
             total += self.step(work, optimizer, objective, batch.to(work.device)).detach() * len(batch.targets)
             seen += len(batch.targets)

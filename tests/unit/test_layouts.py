@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a site may compute otherwise: memory layout, compiler, several GPUs. None of it changes what is computed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fairflare.clinic.site_config import read_site_config
+from fairflare.core import execution as execution_module
+from fairflare.core.errors import UserError
+from fairflare.core.execution import Execution, ahead, shared_gpu
+from fairflare.core.types import Round
+from fairflare.federation.messages import Instruction
+from fairflare.flare import simulate
+from fairflare.trainers.gsam import GSAM
+from fairflare.trainers.sgd import PlainTrainer
+from helpers import initial_model, make_sites
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(144, 2)
+    )
+
+
+def images():
+    torch.manual_seed(1)
+    return torch.randn(6, 3, 10, 10), torch.arange(6) % 2
+
+
+class Watching(nn.Module):
+    """Notes the layout of what it is given, and counts its passes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.seen = inner, []
+
+    def forward(self, x):
+        self.seen.append(x.is_contiguous(memory_format=torch.channels_last))
+        return self.inner(x)
+
+
+def gradients(execution, network=None):
+    network = network or convolutions()
+    x, y = images()
+    execution.place(network)
+    loss = execution.backward(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
+    return loss, [p.grad for p in network.parameters()]
+
+
+def test_a_cpu_computes_in_the_network_s_own_layout_unless_told():
+    last = convolutions().to(memory_format=torch.channels_last)
+    Execution().place(last)
+    assert last[0].weight.is_contiguous(memory_format=torch.channels_last)
+    Execution(layout="contiguous").place(last)
+    assert last[0].weight.is_contiguous() and last[3].weight.is_contiguous()
+    assert Execution(torch.device("cuda:0")).memory_format is torch.channels_last
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "fastest"])
+def test_layouts_round_otherwise_and_compute_the_same(layout):
+    expected_loss, expected = gradients(Execution())
+    loss, found = gradients(Execution(layout=layout))
+    torch.testing.assert_close(loss, expected_loss)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("faster, last", [(torch.channels_last, True), (torch.contiguous_format, False)])
+def test_the_layout_that_takes_less_time_is_used_from_then_on(faster, last, monkeypatch):
+    network, (x, y), execution = Watching(convolutions()), images(), Execution(layout="fastest")
+    monkeypatch.setattr(Execution, "_timed", lambda self, *_: 1.0 if self.memory_format is faster else 2.0)
+    assert execution.is_undecided
+    execution.compare_layouts(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
+    assert execution.memory_format is faster and not execution.is_undecided
+    execution.place(network)
+    execution.backward(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
+    assert network.seen[-1] is last
+    assert network.inner[0].weight.is_contiguous(memory_format=torch.channels_last) is last
+
+
+def test_comparing_layouts_changes_nothing_but_time(monkeypatch):
+    """Rows have one layout only, so that the round must be the same to the last bit."""
+    instruction = Instruction("train", Round(1, 3), initial_model())
+    plain, timed = (make_sites(1, trainer=GSAM())["site-1"] for _ in range(2))
+    timed.execution = Execution(layout="fastest")
+    calls = []
+    real = Execution.compare_layouts
+    monkeypatch.setattr(Execution, "compare_layouts", lambda *args: (calls.append(1), real(*args)))
+    expected = plain.handle(instruction).update
+    for _ in range(2):
+        found = timed.handle(instruction).update
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert calls == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", [PlainTrainer(), GSAM()])
+def test_a_compiled_network_rounds_otherwise_and_trains_the_same(trainer):
+    """GSAM's second pass holds BatchNorm's statistics by an attribute of the layer, which compiled code must notice."""
+    instruction = Instruction("train", Round(1, 3), initial_model())
+    plain, compiled = (make_sites(1, trainer=trainer, probes=())["site-1"] for _ in range(2))
+    for site in (plain, compiled):
+        site.network[3].p = 0.0  # compiled dropout may draw other numbers
+    compiled.execution = Execution(compiler="aot_eager")  # as "inductor", which has a C++ compiler work for a minute
+    expected, found = (site.handle(instruction).update for site in (plain, compiled))
+    assert compiled.execution._compiled is not None
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-3, atol=1e-5)
+
+
+def test_hooks_see_every_pass_of_a_network_that_would_be_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda network, backend: pytest.fail("compiled"))
+    seen, network = [], convolutions()
+    network[0].register_forward_hook(lambda *args: seen.append(1))
+    gradients(Execution(compiler="inductor"), network)
+    assert len(seen) == 1
+
+
+def test_a_site_file_says_how_the_site_computes(tmp_path):
+    path = Path(tmp_path, "site.yaml")
+    path.write_text("layout: fastest\ncompiler: inductor\n")
+    assert (read_site_config(path).layout, read_site_config(path).compiler) == ("fastest", "inductor")
+    path.write_text("layout: nchw\n")
+    with pytest.raises(UserError, match="layout: expected .*channels_last.*, got 'nchw'"):
+        read_site_config(path)
+    path.write_text("compiler: eager\n")
+    with pytest.raises(UserError, match="compiler: expected .*inductor.*, got 'eager'"):
+        read_site_config(path)
+
+
+def test_sites_of_one_machine_take_its_gpus_in_turn(monkeypatch):
+    assert shared_gpu(3) is None or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [shared_gpu(place) for place in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "count, visible, own, expected",
+    [
+        (2, None, None, "0,1,0,1,0"),
+        (2, "4,7", None, "4,7,4,7,4"),
+        (3, None, None, "0,1,2,0,1"),
+        (1, None, None, None),
+        (0, None, None, None),
+        (2, "GPU-a1,GPU-b2", None, None),
+        (2, None, "sites", None),
+    ],
+)
+def test_simulated_sites_are_spread_over_the_gpus(count, visible, own, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), (simulate.SITE_CONFIG, own)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    assert simulate.gpu_groups(5) == expected
+
+
+class Stream:
+    """Stands for a CUDA stream and notes what happens in it."""
+
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self):
+        self.log.append(f"in {self.name}")
+
+    def __exit__(self, *error):
+        self.log.append(f"out of {self.name}")
+
+
+def test_the_next_batch_is_made_while_the_device_computes_on_this_one(monkeypatch):
+    log = []
+    main, side = Stream(log, "main"), Stream(log, "side")
+    monkeypatch.setattr(execution_module.torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(execution_module.torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(execution_module.torch.cuda, "stream", lambda stream: stream)
+
+    def batches():
+        for number in range(2):
+            log.append(f"made {number}")
+            yield (torch.zeros(1),)
+
+    for number, _ in enumerate(ahead(batches(), torch.device("cuda:0"))):
+        log.append(f"used {number}")
+    assert log == [
+        "side waits for main",
+        *("in side", "made 0", "out of side"),
+        *("main waits for side", "used 0"),
+        *("in side", "made 1", "out of side"),
+        *("main waits for side", "used 1"),
+        *("in side", "out of side"),
+    ]
+    assert list(ahead(iter([(1,), (2,)]), torch.device("cpu"))) == [(1,), (2,)]
