@@ -90,6 +90,8 @@ def execute(
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     if env != "local" and (workers or 1) > 1:
         raise UserError(f"--workers: expected --env local, got --env {env}")
+    if config.stacked and env != "local":
+        raise UserError(f"stacked: expected --env local, got --env {env}")
     with fresh_folder(folder, force):
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
@@ -230,14 +232,19 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """How many processes the sites of a run on this machine are spread over.
 
     Args:
-        wanted: a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere.
+        wanted: a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
+            and for a stacked run.
         config: the run.
         parts: those of ``config``.
 
     Raises:
-        UserError: this system cannot have several.
+        UserError: this system, or a stacked run, cannot have several.
     """
     sites = len(parts.task.sites())
+    if config.stacked:
+        if (wanted or 1) > 1:
+            raise UserError(f"--workers: expected 1 with stacked=true, which trains the sites together, got {wanted}")
+        return 1
     if wanted is None:
         forks = start_method(config.threads) == "fork" and config.secure_sum != "ckks"
         return max(1, min(sites, usable_cores() // config.threads)) if forks else 1

@@ -46,6 +46,7 @@ from fairflare.federation.memory import SiteMemory, forget
 from fairflare.federation.messages import Transport
 from fairflare.federation.scoring import LAST, Beside, Score
 from fairflare.federation.site import Site
+from fairflare.federation.stacked import Stacked
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, sealed_sizes
@@ -56,6 +57,7 @@ from fairflare.selectors.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.server_optimizers.none import Add
 from fairflare.trainers.base import Trainer
+from fairflare.trainers.together import unstackable
 
 T = TypeVar("T")
 SITES = "sites"
@@ -168,6 +170,10 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     chosen = chosen_probes(made.rule, made.probes, outline, [spec.name for spec in made.trainer.sends])
     parts = Parts(task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
+    if config.stacked and (
+        reason := unstackable(network, made.trainer, part(Training, config.training), default_device())
+    ):
+        raise UserError(f"stacked: {reason}")
     return parts
 
 
@@ -423,18 +429,18 @@ class LocalSites:
             config: the run.
             folder: where the sites keep their memories.
             parts: those of ``config``.
-            workers: processes that the sites are spread over; 1: none beside this one.
+            workers: processes that the sites are spread over; 1: none beside this one, as for a stacked run.
         """
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
         at_site, self.at_server = new_credentials(config)
         names = list(site_of_client(config, parts.task))
-        workers, method = min(workers, len(names)), start_method(config.threads)
+        workers, method = 1 if config.stacked else min(workers, len(names)), start_method(config.threads)
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
         self.transport: InProcess | InWorkers
         if workers == 1:
-            self.transport = InProcess(build(names, *back))
+            self.transport = (Stacked if config.stacked else InProcess)(build(names, *back))
         else:
             self.transport = InWorkers(names, workers, build, method, config.threads, *back)
 

@@ -36,6 +36,7 @@ RUN_KEYS = (
     "clients",
     "federation",
     "task_timeout",
+    "stacked",
     "min_responses",
     "grace",
     "secure_sum",
@@ -82,6 +83,8 @@ class RunConfig:
         federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
+        stacked: True computes the local steps of all sites in batched calls, in process only; the model is then equal
+            within rounding, not bit for bit. See ``trainers.together``.
         min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
         grace: seconds after them in which further answers still count.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
@@ -115,6 +118,7 @@ class RunConfig:
     clients: list[Client] = dataclasses.field(default_factory=list)
     federation: Annotated[str, Text(pattern=f"({FEDERATION.pattern})?", words="the id of an earlier job")] = ""
     task_timeout: Annotated[int, Range(1, 30 * 86_400)] = 3600
+    stacked: bool = False
     min_responses: Sites | None = None
     grace: Annotated[float, Range(0, 30 * 86_400)] = 0.0
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"

@@ -17,7 +17,13 @@ from fairflare.core.settings import Owners, bare
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
 
-LATER: Mapping[str, Any] = {"mask_neighbours": "auto", "mask_bits": 64, "min_responses": None, "grace": 0.0}
+LATER: Mapping[str, Any] = {
+    "mask_neighbours": "auto",
+    "mask_bits": 64,
+    "min_responses": None,
+    "grace": 0.0,
+    "stacked": False,
+}
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
 """Keys, and settings of training, that came after format 2, with what holds where a file does not name them: they are
 then not written either, so that a run which was begun without them keeps its hash."""

@@ -99,6 +99,16 @@ class Site:
             return self._refused(instruction, refusal)
         return answer
 
+    def planned(self, instruction: Instruction) -> LocalWork:
+        """The work that an instruction to train will be, for a transport that computes the steps of several sites."""
+        check_received(instruction, self.receives)
+        if self._find_data():
+            raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
+        return self._work(instruction, self._seed_of(instruction), self.memory.before(instruction.round.number))
+
+    def _seed_of(self, instruction: Instruction) -> int:
+        return derive(self.seed, instruction.task, self.name, instruction.round.number)
+
     def finish(self, instruction: Instruction, answer: Answer) -> Answer:
         """What ``prepare`` returned as it may leave."""
         final = self.aggregation.final(answer)
@@ -123,7 +133,7 @@ class Site:
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
         check_received(instruction, self.receives)
-        seed = derive(self.seed, instruction.task, self.name, instruction.round.number)
+        seed = self._seed_of(instruction)
         seed_everything(seed)
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")

@@ -71,8 +71,11 @@ class FairRecipe(Recipe):
             poll: seconds between two questions of a site for its next task; None: FLARE's own 2, in a simulation 0.25.
 
         Raises:
-            UserError: preinstalled, and the run needs the user's own files, which only a job with code can carry.
+            UserError: the run is stacked; or preinstalled, and needs the user's own files, which only a job with code
+                can carry.
         """
+        if config.stacked:
+            raise UserError("stacked: expected false in a FLARE job, where each site is a process of its own")
         if preinstalled and (own := [*user_code.code_files(), *registry.plugin_files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
