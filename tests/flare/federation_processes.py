@@ -13,7 +13,10 @@ import sysconfig
 import time
 from pathlib import Path
 
+import pytest
+
 from fairflare.app.cli import main
+from fairflare.federation.in_process import InProcess
 from fairflare.report.write import verify_run
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +166,19 @@ def in_process(folder, *run):
     except SystemExit as end:
         assert end.code == 0
     return check_run(folder)[-1]["model_sha256"]
+
+
+def without(folder, site, away, *run):
+    """The model's hash of a run in this process in which ``site`` is not reached in the rounds ``away``."""
+    exchange = InProcess.exchange
+
+    def some(self, instructions):
+        return exchange(self, {s: i for s, i in instructions.items() if s != site or i.round.number not in away})
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(InProcess, "exchange", some)
+        main(["run", *run, "--out", str(folder)])
+    return verify_run(folder)[-1]["model_sha256"]
 
 
 def until(found, seconds=240):

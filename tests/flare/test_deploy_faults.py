@@ -10,10 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from federation_processes import check_run, federation, in_process, until
+from federation_processes import check_run, federation, in_process, until, without
 
-from fairflare.app.cli import main
-from fairflare.federation.in_process import InProcess
 from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.deploy
@@ -80,19 +78,6 @@ def rounds(folder):
 
 def codes(entry):
     return {site: rejection["code"] for site, rejection in entry["rejected"].items()}
-
-
-def without(folder, site, away, *run):
-    """The model's hash of a run in this process in which ``site`` is not reached in the rounds ``away``."""
-    exchange = InProcess.exchange
-
-    def some(self, instructions):
-        return exchange(self, {s: i for s, i in instructions.items() if s != site or i.round.number not in away})
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(InProcess, "exchange", some)
-        main(["run", *run, "--out", str(folder)])
-    return verify_run(folder)[-1]["model_sha256"]
 
 
 def has_trained(poc, site, federation, trained):

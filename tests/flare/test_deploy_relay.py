@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two of three hospitals behind a FLARE relay, over mTLS: it passes messages on, and the model has the same bits."""
 
+from pathlib import Path
+
 import psutil
 import pytest
-from federation_processes import check_run, federation, in_process
+from federation_processes import check_run, federation, in_process, without
+
+from fairflare.build import tasks
+from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.deploy
 LEAD = "lead@clinic-a.org"
@@ -37,3 +42,20 @@ def test_a_run_through_the_relay_has_the_bits_of_one_without(region, tmp_path):
     region.fairflare("run", *RUN, "--env", "prod", "--kit", region.kits / LEAD, "--out", tmp_path / "run")
     entries = check_run(tmp_path / "run", expected)
     assert all(sorted(e["accepted"]) == HOSPITALS for e in entries if e["event"] == "round")
+
+
+def test_a_late_site_behind_the_relay_notices_and_takes_part_in_the_next_round(region, tmp_path):
+    early = ["min_responses=2", "grace=15", "keep_optimizer=true"]
+    common = ["fedavg", *RUN[1:-1], "3", *(word for one in early for word in ("--set", one))]
+    victim = tasks.load("support2", "dirichlet", n_sites=3).site_data("site-1").size("train")
+    slow = [word for one in ("trainer=slow", f"victim={victim}", "trainer.rounds=2") for word in ("--set", one)]
+    region.cli["FAIRFLARE_PLUGINS"] = str(Path(__file__).with_name("slow_trainer.py"))
+    where = ["--env", "prod", "--kit", region.kits / LEAD, "--out", tmp_path / "run"]
+    region.fairflare("run", *common, *slow, *where)
+    entries = verify_run(tmp_path / "run")
+    rounds = [e for e in entries if e["event"] == "round"]
+    codes = [{site: why["code"] for site, why in e["rejected"].items()} for e in rounds]
+    assert codes == [{}, {"hospital-a": "late"}, {}]
+    assert entries[-1]["model_sha256"] == without(tmp_path / "local", "hospital-a", [2], *common)
+    logs = "".join(file.read_text() for file in (region.kits / "hospital-a").glob("*/log.txt"))
+    assert "train: round 2 went on without this site" in logs

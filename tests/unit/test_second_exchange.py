@@ -10,6 +10,7 @@ import torch
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Outline
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation
@@ -160,3 +161,26 @@ def test_equal_similarities_are_the_plain_mean(tmp_path):
     mean = add_weighted(model, replies, uniform([r.site for r in replies]))
     assert all(torch.allclose(outcome.model[k], mean[k]) for k in model)
     assert json.dumps(outcome.notes)
+
+
+class LateInRound1(InProcess):
+    """What site-2 has trained in round 1 comes after the round's end; remembers who was asked for what."""
+
+    def __init__(self, sites):
+        super().__init__(sites)
+        self.asked = []
+
+    def exchange(self, instructions):
+        self.asked += [(one.round.number, site, one.task) for site, one in instructions.items()]
+        late = {s for s, i in instructions.items() if (s, i.task, i.round.number) == ("site-2", "train", 1)}
+        return super().exchange({s: i for s, i in instructions.items() if s not in late})
+
+
+def test_a_site_that_is_late_to_train_is_shown_no_anchor_and_takes_part_in_the_next_round(tmp_path):
+    transport = LateInRound1(sites())
+    dataclasses.replace(federation(tmp_path, transport), early_end=EarlyEnd(2)).run(initial_model())
+    shown = [(number, site) for number, site, task in transport.asked if task == "compare"]
+    assert shown == [(1, "site-1"), (1, "site-3"), (2, "site-1"), (2, "site-2"), (2, "site-3")]
+    first, second = rounds(tmp_path)
+    assert first["rejected"]["site-2"]["code"] == "late" and set(first["accepted"]) == {"site-1", "site-3"}
+    assert second["rejected"] == {} and sum(second["weights"].values()) == pytest.approx(1)

@@ -66,6 +66,12 @@ def test_a_comparison_of_one_method_has_no_differences(make_run, self_contained)
     assert "Differences" not in html
 
 
+def test_rounds_that_end_early_are_said_to(inputs):
+    assert "End of a round" not in render_run(summarise(**inputs))
+    inputs["config"] |= {"min_responses": 2, "grace": 7.5}
+    assert "over FLARE 7.5 s after 2 answers; who answers later is <code>late</code>" in render_run(summarise(**inputs))
+
+
 def test_failed_run_page(failed_inputs, self_contained):
     html = render_run(summarise(**failed_inputs))
     page = self_contained(html)
