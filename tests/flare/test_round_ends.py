@@ -197,6 +197,23 @@ def test_the_thread_asks_until_the_task_is_gone_or_done(monkeypatch):
     waited_for(lambda: threading.active_count() <= before)
 
 
+def test_who_works_for_hours_asks_a_few_hundred_times():
+    """On a clock that the waits move: 400 sites that asked every second would keep their server busy."""
+    now, waits = 0.0, []
+
+    def wait(seconds):
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+        return now > 3 * 3600
+
+    engine = Engine()
+    watch = TaskWatch(Context(engine), lambda: now)
+    watch._left = SimpleNamespace(wait=wait)
+    watch._watch()
+    assert waits[:59] == [1.0] * 59 and max(waits) <= 3 * 3600 / 60 + 1 and len(engine.asked) < 400
+
+
 def waited_for(holds):
     deadline = time.monotonic() + 20
     while not holds():
