@@ -117,6 +117,7 @@ def run(
 @weights_option
 @env_option
 @threads_option
+@workers_option
 @cache_option
 @out_option
 @click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown and JSON here.")
@@ -137,6 +138,7 @@ def compare(
     pretrained_weights: str | None,
     env: str,
     sim_threads: int | None,
+    workers: int | None,
     out: Path | None,
     tables: Path | None,
     force: bool,
@@ -162,7 +164,7 @@ def compare(
     folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
     if tables:
         check_tables(tables)
-    comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads)
+    comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     if tables:
         write_tables(comparison, tables, command or "fairflare compare")
     console.dump(comparison) if as_json else console.comparison(comparison, folder)
@@ -170,12 +172,14 @@ def compare(
 
 @cli.command()
 @config_options
+@workers_option
 @cache_option
 @out_option
 @force_option
 @as_json
 def contribution(
     config: RunConfig,
+    workers: int | None,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -189,7 +193,7 @@ def contribution(
     from fairflare.build.assembly import site_names
 
     folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{config.seed}"
-    found = measure_contribution(config, site_names(config), folder, force=force)
+    found = measure_contribution(config, site_names(config), folder, force=force, workers=workers)
     console.dump(found) if as_json else console.contribution(found, folder)
 
 

@@ -49,7 +49,10 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """A remark on stderr."""
-    err.print(escape(text))
+    if _elsewhere:
+        _elsewhere[-1].note(text)
+    else:
+        err.print(escape(text))
 
 
 def dump(content: Any) -> None:
@@ -59,10 +62,51 @@ def dump(content: Any) -> None:
 
 def busy(text: str) -> Any:
     """A spinner on stderr while the block runs."""
-    return err.status(escape(text))
+    return _elsewhere[-1].busy(text) if _elsewhere else err.status(escape(text))
 
 
-class Progress:
+def progress(title: str, rounds: int, sites: int, starting: bool = False) -> Any:
+    """A ``Progress``, or what takes its place where several runs share a display."""
+    make = _elsewhere[-1].progress if _elsewhere else Progress
+    return make(title, rounds, sites, starting)
+
+
+_elsewhere: list[Any] = []
+"""What shows notes and progress in the place of the terminal, last one first: an ``app.board.Elsewhere``."""
+
+
+@contextlib.contextmanager
+def shown_by(other: Any) -> Iterator[None]:
+    """Within: notes and progress of this process are shown by ``other``."""
+    _elsewhere.append(other)
+    try:
+        yield
+    finally:
+        _elsewhere.pop()
+
+
+class Follower:
+    """Reads an audit log that another process writes."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        """Bytes of the audit log that have been shown."""
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """An audit entry was written."""
+
+    def follow(self, folder: Path) -> None:
+        """Catch up with the audit log in ``folder``: only what was written since the last call is read."""
+        with contextlib.suppress(OSError, json.JSONDecodeError), (folder / AUDIT).open("rb") as file:
+            file.seek(self._read)
+            for text in file:
+                if not text.endswith(b"\n"):  # being written, or torn by a kill
+                    break
+                self.saw(json.loads(text))
+                self._read += len(text)
+
+
+class Progress(Follower):
     """A progress bar over rounds, fed as an observer of the round loop or by following an audit log."""
 
     def __init__(self, title: str, rounds: int, sites: int, starting: bool = False) -> None:
@@ -73,12 +117,11 @@ class Progress:
             sites: number of sites, for the bar over their data.
             starting: True while processes start first, as in the simulator.
         """
+        super().__init__()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True)
         self._title, self._rounds, self._sites = escape(title), rounds, sites
         self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None)
-        self._read = 0
-        """Bytes of the audit log that have been shown."""
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -109,16 +152,6 @@ class Progress:
                 self._bar.console.print(escape(line(entry)))
         elif entry["event"] == "evaluation":
             self._bar.update(self._task, description="scoring the last rounds' models, writing the report")
-
-    def follow(self, folder: Path) -> None:
-        """Catch up with the audit log in ``folder``: only what was written since the last call is read."""
-        with contextlib.suppress(OSError, json.JSONDecodeError), (folder / AUDIT).open("rb") as file:
-            file.seek(self._read)
-            for text in file:
-                if not text.endswith(b"\n"):  # being written, or torn by a kill
-                    break
-                self.saw(json.loads(text))
-                self._read += len(text)
 
 
 class Counter:

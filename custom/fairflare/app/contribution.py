@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.app import console
 from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.folders import check_collection, created, opened
+from fairflare.app.parallel import budget, run_all
 from fairflare.app.runs import run_once
 from fairflare.build.config import RunConfig, checked_config
 from fairflare.core.errors import UserError
@@ -20,7 +22,9 @@ from fairflare.report.fairness import mean
 ALL, WITHOUT = "all-sites", "without-"
 
 
-def measure_contribution(config: RunConfig, sites: list[str], folder: Path, *, force: bool = False) -> dict[str, Any]:
+def measure_contribution(
+    config: RunConfig, sites: list[str], folder: Path, *, force: bool = False, workers: int | None = 1
+) -> dict[str, Any]:
     """Run K + 1 federations in process and compare the method's weights with what leaving sites out costs.
 
     A site's drop is the score with all sites minus the score without it; the score is the mean over all K sites' own
@@ -33,6 +37,7 @@ def measure_contribution(config: RunConfig, sites: list[str], folder: Path, *, f
         sites: their names, at least three.
         folder: gets a folder per run and ``contribution.json``.
         force: runs everything again.
+        workers: processes that compute side by side, see ``parallel.budget``.
 
     Returns:
         method, task, seed, metric, score; sites: one row each with score_without, drop, share, weight (of the last
@@ -53,17 +58,15 @@ def measure_contribution(config: RunConfig, sites: list[str], folder: Path, *, f
         for site in sites
     }
     check_collection(folder, lambda name: name == ALL or name.startswith(WITHOUT))
+    at_once = budget(workers, "local", list(runs.items()))
     with created(folder), opened(folder):
-        reports = {}
-        for number, (name, run) in enumerate(runs.items(), 1):
-            console.note(f"federation {number} of {len(runs)}: {name}")
-            reports[name] = run_once(run, folder / name, force=force)
-        result = contribution_of(reports, sites)
+        reports = run_all(list(runs.items()), folder, partial(run_once, force=force), at_once)
+        result = contribution_of(dict(zip(runs, reports, strict=True)), sites)
         save_json(folder / RESULT, result)
     return result
 
 
-def contribution_of(reports: dict[str, Any], sites: list[str]) -> dict[str, Any]:
+def contribution_of(reports: Mapping[str, Any], sites: list[str]) -> dict[str, Any]:
     """The result from the report.json of each run, by the run's name."""
     full = reports[ALL]
     metric = full["fairness"]["metric"]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fairflare.app.folders import (
     job_strangers,
     opened,
 )
+from fairflare.app.parallel import budget, run_all
 from fairflare.build.assembly import CONFIG, SITES, LocalSites, Parts, build_parts, run_local, save_config
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.method_parts import part
@@ -151,19 +153,23 @@ def compare_all(
     env: str = "local",
     force: bool = False,
     sim_threads: int | None = None,
+    workers: int | None = 1,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
     Args:
         configs: (folder name, run); a finished run of the very same configuration found there is not run again.
         folder: holds the comparison; one that holds something else is refused.
+        env: "local" or "sim".
+        force: runs everything again.
+        sim_threads: see ``execute``.
+        workers: processes that compute side by side, see ``parallel.budget``.
     """
     check_collection(folder)
+    at_once = budget(workers, env, configs)
     with created(folder), opened(folder):
-        summaries = []
-        for number, (name, config) in enumerate(configs, 1):
-            console.note(f"run {number} of {len(configs)}: {name}")
-            summaries.append(run_once(config, folder / name, env=env, force=force, sim_threads=sim_threads))
+        one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
+        summaries = run_all(configs, folder, one, at_once)
         comparison = compare([summary["detail"] for summary in summaries])
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
@@ -187,12 +193,18 @@ def write_tables(comparison: Mapping[str, Any], folder: Path, command: str) -> N
 
 
 def run_once(
-    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, sim_threads: int | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
 ) -> Mapping[str, Any]:
     """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
     found = None if force or not folder.is_dir() else _configured(folder)
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
-        return execute(config, folder, env=env, force=force, sim_threads=sim_threads)
+        return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     if is_complete(folder):
         try:
             verify_run(folder)
@@ -201,7 +213,7 @@ def run_once(
         console.note(f"{folder.name}: finished before, reused")
         return read_json(folder / REPORT)
     console.note(f"{folder.name}: was cut short, goes on")
-    return resume(folder, sim_threads=sim_threads)
+    return resume(folder, sim_threads=sim_threads, workers=workers)
 
 
 def export_job(
@@ -260,7 +272,7 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
-            progress = stack.enter_context(console.Progress(title(config), rounds, len(parts.task.sites())))
+            progress = stack.enter_context(console.progress(title(config), rounds, len(parts.task.sites())))
             observers: list[Observer] = [board, log, progress]
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
@@ -277,7 +289,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         console.note(
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
-    with console.Progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
+    with console.progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One display over several runs, wherever they are: a bar over all with the time left, one for each that is at work."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fairflare.app import console
+from fairflare.app.describe import relative_cost
+from fairflare.build.config import RunConfig
+from fairflare.core import registry
+from fairflare.core.findings import Finding
+from fairflare.report.log import line
+
+Say = Callable[..., None]
+"""Called with what a run says of itself: a kind and its values, which can be sent to another process."""
+LONG = 86_400.0
+"""Seconds over which the speed is taken: runs differ, and their rounds may take minutes."""
+
+
+class Board:
+    """Shows runs that say what they do; a line for each that has ended, which is all that a redirected stream gets."""
+
+    def __init__(self, configs: Sequence[tuple[str, RunConfig]]) -> None:
+        """``configs``: the name and the configuration of every run."""
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console.err,
+            transient=True,
+            speed_estimate_period=LONG,
+            disable=not console.err.is_terminal,
+        )
+        self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in configs}
+        self._rounds = {name: int(config.training["rounds"]) for name, config in configs}
+        self._left = {name: self._costs[name] * rounds for name, rounds in self._rounds.items()}
+        self._work, self._ended, self._begun = 0.0, 0, time.monotonic()
+        self._all = self._bar.add_task(self._title(), total=sum(self._left.values()), state="")
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Board:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def began(self, name: str) -> None:
+        """A run is about to be made."""
+        self._rows[name] = self._bar.add_task(escape(name), total=None, state="")
+
+    def heard(self, name: str, kind: str, *content: Any) -> None:
+        """What a run says, see ``Elsewhere``."""
+        if kind == "note":
+            text = content[0] if content[0].startswith(name) else f"{name}: {content[0]}"
+            self._bar.console.print(escape(text), soft_wrap=True)
+        elif kind == "doing":
+            self._bar.update(self._rows[name], state=escape(content[0]))
+        else:
+            self._reached(name, *content)
+
+    def ended(self, name: str, how: str) -> None:
+        """A run is over, however it ended."""
+        self._left[name], self._ended = 0.0, self._ended + 1
+        self._bar.remove_task(self._rows.pop(name))
+        self._show()
+        if len(self._left) > 1:
+            text = f"run {self._ended} of {len(self._left)}: {name} {how}, {time.monotonic() - self._begun:.0f} s"
+            self._bar.console.print(escape(text), soft_wrap=True)
+
+    def _reached(self, name: str, number: int, begins: bool) -> None:
+        """A run has finished round ``number``, or goes on after it."""
+        before, cost = self._left[name], self._costs[name]
+        self._left[name] = cost * (self._rounds[name] - number)
+        self._work += 0.0 if begins else before - self._left[name]
+        total = self._rounds[name]
+        self._bar.update(self._rows[name], total=total, completed=number, state=f"round {number} of {total}")
+        self._show()
+
+    def _show(self) -> None:
+        total = self._work + sum(self._left.values())
+        self._bar.update(self._all, description=self._title(), total=total, completed=self._work)
+
+    def _title(self) -> str:
+        return f"{self._ended} of {len(self._left)} runs"
+
+
+class Elsewhere:
+    """What a run shows, said to a board: in the place of the terminal, see ``console.shown_by``."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def note(self, text: str) -> None:
+        """A remark."""
+        self._say("note", text)
+
+    @contextlib.contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Something of which nobody knows how long it takes."""
+        self._say("doing", text)
+        yield
+
+    def progress(self, title: str, rounds: int, sites: int, starting: bool = False) -> SaidProgress:
+        """In the place of a progress bar of the run's own."""
+        return SaidProgress(self._say, starting)
+
+
+class SaidProgress(console.Follower):
+    """Says to a board what ``console.Progress`` shows."""
+
+    def __init__(self, say: Say, starting: bool) -> None:
+        super().__init__()
+        self._say, self._starting = say, starting
+
+    def __enter__(self) -> SaidProgress:
+        self._say("doing", "starting FLARE" if self._starting else "preparing")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def preparing(self, site: str) -> None:
+        """A site's data are about to be built."""
+        self._say("doing", f"data of {site}")
+
+    def found(self, site: str, finding: Finding) -> None:
+        """Preflight found something at a site; warnings are in the report."""
+        if finding.level == "error":
+            self._say("note", f"{site}: {finding}")
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """An audit entry was written."""
+        if entry["event"] in ("start", "resume"):
+            self._say("reached", entry.get("from_round", 0), True)
+        elif entry["event"] == "round":
+            self._say("reached", entry["round"], False)
+            if entry["rejected"]:
+                self._say("note", line(entry))
+        elif entry["event"] == "evaluation":
+            self._say("doing", "scoring")
