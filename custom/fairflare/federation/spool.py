@@ -20,6 +20,10 @@ SHARE = 0.25
 """Of the memory that is free when an exchange begins: so much of it updates may take."""
 
 
+WIDEST = 16
+"""Bytes: twice an entry of the widest type."""
+
+
 def a_share_of_memory() -> int:
     """Bytes that updates may take now."""
     return int(SHARE * psutil.virtual_memory().available)
@@ -38,6 +42,7 @@ class Spooled:
             room: how many bytes of them may be in memory.
         """
         self._transport, self._room = transport, room
+        self._entries = 1  # of the largest model so far
 
     def sites(self) -> list[str]:
         """As the transport says."""
@@ -46,6 +51,11 @@ class Spooled:
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """As the transport does it; what does not fit is in a file when the next site is asked."""
         room, taken, file = self._room(), 0, None
+        models = {id(one.model): one.model for one in instructions.values()}.values()
+        self._entries = max(self._entries, *(sum(value.numel() for value in model.values()) for model in models))
+        if WIDEST * self._entries * len(instructions) < room:
+            yield from self._transport.exchange(instructions)
+            return
         for answer in self._transport.exchange(instructions):
             size = sum(value.nbytes for value in _plain(answer).values())
             if size and taken + size > room:

@@ -15,6 +15,7 @@ from fairflare.federation.messages import Transport
 
 NUMBER = 8
 """Bytes of a number."""
+ARRAYS = (torch.Tensor, np.ndarray, Stored)
 DEEPEST = 4
 """Mappings inside each other that an answer's fields have at most."""
 
@@ -37,11 +38,12 @@ class Traffic:
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """As the transport does it; a preflight, which may be answered late or not at all, is not counted."""
         counted = {site for site, one in instructions.items() if one.task != "preflight"}
+        known: dict[int, int] = {}  # most sites are sent the same objects
         for site in sorted(counted):
-            self._down[site] = self._down.get(site, 0) + _size(instructions[site], instruction_fields())
+            self._down[site] = self._down.get(site, 0) + _size(instructions[site], instruction_fields(), known)
         for answer in self._transport.exchange(instructions):
             if answer.site in counted:
-                self._up[answer.site] = self._up.get(answer.site, 0) + _size(answer, answer_fields())
+                self._up[answer.site] = self._up.get(answer.site, 0) + _size(answer, answer_fields(), {})
             yield answer
 
     def taken(self) -> dict[str, dict[str, int]]:
@@ -51,19 +53,27 @@ class Traffic:
         return found
 
 
-def _size(message: Instruction | Answer, fields: Iterable[str]) -> int:
-    return sum(_bytes_of(getattr(message, name)) for name in fields)
+def _size(message: Instruction | Answer, fields: Iterable[str], known: dict[int, int]) -> int:
+    """Bytes of a message's fields; ``known``: those of objects that live on, by identity."""
+    total = 0
+    for name in fields:
+        value = getattr(message, name)
+        if id(value) not in known:
+            known[id(value)] = _bytes_of(value)
+        total += known[id(value)]
+    return total
 
 
 def _bytes_of(value: Any, depth: int = 0) -> int:
     """Bytes of tensors, numbers and bytes in ``value``, which may be anything; text is not counted."""
     try:
-        if type(value) is dict and depth < DEEPEST:
-            return sum(_bytes_of(item, depth + 1) for item in value.values())
-        if type(value) in (bool, int, float):
+        kind = type(value)
+        if kind in ARRAYS:
+            return int(value.nbytes)
+        if kind is dict and depth < DEEPEST:
+            return sum([_bytes_of(item, depth + 1) for item in value.values()])
+        if kind in (bool, int, float):
             return NUMBER
-        if type(value) is bytes:
-            return len(value)
-        return int(value.nbytes) if type(value) in (torch.Tensor, np.ndarray, Stored) else 0
+        return len(value) if kind is bytes else 0
     except Exception:  # an answer may hold anything, and the gate has yet to look at it
         return 0

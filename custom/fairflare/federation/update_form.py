@@ -92,9 +92,16 @@ class Form:
         held: dict[str, Tensor | Stored] = {}
         for key, like in self.entries.items():
             value = update[key]
-            if not _is_plain(value) or value.shape != like.shape or value.dtype is not like.dtype:
+            kind = type(value)
+            if kind is Tensor:
+                if value.layout is not torch.strided or value.device.type != "cpu":
+                    return None
+                value = value.detach() if value.requires_grad else value
+            elif kind is not Stored:
                 return None
-            held[key] = value.detach() if isinstance(value, Tensor) else value
+            if value.shape != like.shape or value.dtype is not like.dtype:
+                return None
+            held[key] = value
         norms = []
         for group in self.groups:
             flat = _flat([_read(held[key]) for key in group.keys])
@@ -105,13 +112,6 @@ class Form:
             if group.variances is not None and not float((group.variances + flat).min()) >= ROUNDING:
                 return None
         return Measured(gathered(held, {key: like.dtype for key, like in self.entries.items()}), hypots(norms))
-
-
-def _is_plain(value: Any) -> bool:
-    """A tensor in this machine's memory, or one in a file."""
-    if type(value) is Tensor:
-        return value.layout is torch.strided and value.device.type == "cpu"
-    return type(value) is Stored
 
 
 def _read(value: Tensor | Stored) -> Tensor:

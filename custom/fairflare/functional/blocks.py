@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,9 +57,8 @@ def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator
 
 def square_of(block: np.ndarray) -> float:
     """The sum of squares; in float64 where float32 overflows."""
-    with np.errstate(over="ignore"):
-        square = float(np.dot(block, block))
-    return square if np.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
+    square = float(np.vdot(block, block))
+    return square if math.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
 
 
 def _array(update: Tensor) -> np.ndarray:

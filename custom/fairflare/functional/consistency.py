@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ class Consistency:
         """Whether this entry is masked at all: the paper leaves buffers alone."""
         return key in self.history[site]
 
+    @cached_property
+    def _arrays(self) -> dict[str, dict[str, np.ndarray]]:
+        """The counters' memory as NumPy sees it."""
+        return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in self.history.items()}
+
     def keep(self, site: str, key: str, block: slice, update: np.ndarray, *, count: bool) -> np.ndarray:
         """bool (B,): where ``update`` is consistent.
 
@@ -73,7 +79,7 @@ class Consistency:
             update: the update there.
             count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
         """
-        counter = self.history[site][key].numpy()[block]
+        counter = self._arrays[site][key][block]
         counted = update <= 0 if self.reference else update >= 0
         if count and not self.reference:
             np.add(counter, counted, out=counter, casting="unsafe")
@@ -95,6 +101,7 @@ def _counters(found: Mapping[str, Tensor], sizes: Mapping[str, int], most: int) 
     return {key: found[key].to(dtype) if key in found else torch.zeros(n, dtype=dtype) for key, n in sizes.items()}
 
 
+@cache
 def least_count(seen: int, tau: float, *, strict: bool) -> int:
     """The smallest count c with c / seen >= tau (> tau when ``strict``)."""
     least = max(math.floor(tau * seen) - 1, 0)
