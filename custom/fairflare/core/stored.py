@@ -124,5 +124,5 @@ def gathered(held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dty
         held: key -> entry, one in memory of its type already.
         dtypes: key -> the type that the entry has where it is used.
     """
-    tensors = {key: value for key in dtypes if isinstance(value := held[key], Tensor)}
-    return tensors if len(tensors) == len(dtypes) else Entries({key: held[key] for key in dtypes}, dtypes)
+    found: dict[str, Any] = {key: held[key] for key in dtypes}
+    return Entries(found, dtypes) if Stored in set(map(type, found.values())) else found

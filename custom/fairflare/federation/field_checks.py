@@ -93,7 +93,7 @@ def _entry_by_entry(update: Mapping[str, Any], form: Form) -> Measured:
         tensor = _tensor_of(key, value, like)
         norms.append((kinds[key], _checked_size(key, tensor, like)))
         held[key] = value if isinstance(value, Stored) else tensor
-    return Measured(gathered(held, {key: like.dtype for key, like in form.entries.items()}), hypots(norms))
+    return Measured(gathered(held, form.dtypes), hypots(norms))
 
 
 def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:

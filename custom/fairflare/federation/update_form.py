@@ -56,11 +56,13 @@ class Form:
 
     Attributes:
         entries: the model's floating-point entries.
+        dtypes: their types.
         sizes: kind -> size of the model.
         groups: the entries as they are looked at.
     """
 
     entries: StateDict
+    dtypes: Mapping[str, torch.dtype]
     sizes: Norms
     groups: tuple[Group, ...]
 
@@ -79,7 +81,7 @@ class Form:
             norms.append((kind, norm_of(flat)))
             room = torch.finfo(dtype).max / 2 - norms[-1][1]
             groups.append(Group(tuple(keys), kind, room, flat if variance and flat.numel() else None))
-        return cls(entries, hypots(norms), tuple(groups))
+        return cls(entries, {key: value.dtype for key, value in entries.items()}, hypots(norms), tuple(groups))
 
     def look(self, update: Mapping[str, Any]) -> Measured | None:
         """The update with its sizes; None where an entry needs a closer look, whether or not it is good.
@@ -111,7 +113,7 @@ class Form:
                 return None
             if group.variances is not None and not float((group.variances + flat).min()) >= ROUNDING:
                 return None
-        return Measured(gathered(held, {key: like.dtype for key, like in self.entries.items()}), hypots(norms))
+        return Measured(gathered(held, self.dtypes), hypots(norms))
 
 
 def _read(value: Tensor | Stored) -> Tensor:
