@@ -15,7 +15,7 @@ from fairflare.federation import loop, unscored
 from fairflare.federation.audit import AuditLog, model_hash, verify
 from fairflare.federation.history import read_history
 from fairflare.federation.in_process import InProcess
-from fairflare.federation.scoring import Beside, Scoring
+from fairflare.federation.scoring import Backlog, Beside
 from fairflare.federation.unscored import UNSCORED, Unscored
 from fairflare.report.trail import read_trail
 from helpers import initial_model, make_federation, make_sites
@@ -131,7 +131,7 @@ def test_between_exchanges_the_thread_waits(tmp_path):
             batches.append(1)
             before_batch()
 
-    scoring = Scoring(tmp_path, 1, endless, Beside.ROUNDS)
+    scoring = Backlog(tmp_path, 1, endless, Beside.ROUNDS)
     model = initial_model()
     scoring.owe(1, model, model_hash(model))
     with scoring.while_sites(Beside.ROUNDS):

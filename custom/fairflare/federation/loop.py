@@ -38,7 +38,7 @@ from fairflare.federation.norms import remembered
 from fairflare.federation.outcomes import usable
 from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.federation.scoring import LAST, Beside, Score, Scored, Scoring
+from fairflare.federation.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.federation.spool import Spooled
 from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
 from fairflare.federation.traffic import Traffic
@@ -113,8 +113,8 @@ class Federation:
         """
         self._audit = AuditLog(self.folder / AUDIT)
         self._traffic = Traffic(Spooled(self.transport))
-        self._scoring = Scoring(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
-        with contextlib.closing(self._scoring):
+        self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
+        with contextlib.closing(self._backlog):
             return self._run(self._open(initial)).model
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
@@ -123,7 +123,7 @@ class Federation:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
             self._evaluate(standing)
-            self._log_scores(self._scoring.rest(standing.round))
+            self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
             self._fail(standing, str(failure))
             raise
@@ -136,7 +136,7 @@ class Federation:
     def _fail(self, standing: Checkpoint, reason: str) -> None:
         """The run ends with what it has; models that cannot be scored now stay in their files."""
         with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
-            self._log_scores(self._scoring.rest(standing.round))
+            self._log_scores(self._backlog.rest(standing.round))
         self._close(standing, "failed", reason)
 
     def _open(self, initial: StateDict) -> Checkpoint:
@@ -147,11 +147,11 @@ class Federation:
             begun = Checkpoint(round=0, model=initial, declared=course.start["declared"])
             standing = read_standing(self.folder, course) or begun
             read_final(self.folder, course)
-            self._scoring.check(course, standing.round)
+            self._backlog.check(course, standing.round)
             if standing is begun and model_hash(initial) != course.start["model_sha256"]:
                 raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
-            self._scoring.go_on(course, standing.round)
+            self._backlog.go_on(course, standing.round)
         self._sha256 = model_hash(standing.model)
         return self._preflight(standing, resumed=course is not None)
 
@@ -219,7 +219,7 @@ class Federation:
         if not 0 < standing.round < self.rounds:
             return {}
         try:
-            return self._scoring.now(standing.model)
+            return self._backlog.now(standing.model)
         except Exception:  # whatever it is, the line that says why the run failed must be written
             return {}
 
@@ -239,21 +239,21 @@ class Federation:
         left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
-        owed = self._scoring.wants(round.number)
+        owed = self._backlog.wants(round.number)
         later = {"unscored": True} if owed else {}
         line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
         if owed:
-            self._scoring.owe(round.number, outcome.model, left["model_sha256"])
+            self._backlog.owe(round.number, outcome.model, left["model_sha256"])
         after = dataclasses.replace(after, entry=line["hash"])
         save_checkpoint(self.folder / CHECKPOINT, after)
         self._sha256 = left["model_sha256"]
-        self._log_scores(self._scoring.ready())
+        self._log_scores(self._backlog.ready())
         return after
 
     def _log_scores(self, found: Iterable[Scored]) -> None:
         for scored in found:
             self._log("scores", **vars(scored))
-            self._scoring.logged(scored)
+            self._backlog.logged(scored)
 
     def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
         """What the aggregation is given of a round."""
@@ -295,7 +295,7 @@ class Federation:
             for model in [standing.models.get(site, standing.model)]
         }
         invited = {site: Instruction("preflight", round, {}) for site in away}
-        with self._scoring.while_sites(Beside.ROUNDS):
+        with self._backlog.while_sites(Beside.ROUNDS):
             answered = list(self._traffic.exchange(instructions | invited))
         answers = [answer for answer in answered if answer.site in instructions]
         statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
@@ -333,7 +333,7 @@ class Federation:
         """Site -> its accepted results of the model that it is sent, and the rejections."""
         last = Round(self.rounds, self.rounds)
         asked = {site: Instruction("evaluate", last, model) for site, model in models.items()}
-        with self._scoring.while_sites(Beside.EVALUATION):
+        with self._backlog.while_sites(Beside.EVALUATION):
             answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
         sites, rejections = inspect_evaluation(answers, last.number, self.groups, gate.metrics, gate.personal_results)

@@ -57,7 +57,7 @@ class Scored:
 
 
 @dataclass
-class Scoring:
+class Backlog:
     """The models that scores are owed for.
 
     Attributes:
