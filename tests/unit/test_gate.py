@@ -218,6 +218,14 @@ def test_another_version_is_a_finding():
         assert bool(refusal(statements, [])) == (level == "error")
 
 
+def test_a_refusal_names_few_of_many_findings():
+    said = {"findings": {"error/val/empty_split": 0}, "versions": all_versions()}
+    for n, line in ((20, "site-19: val: empty_split: a split has no example"), (400, "; and 395 more")):
+        answers = [answer(f"site-{k:02d}", metrics=said) for k in range(n)]
+        found = refusal(inspect_preflight(answers, all_versions())[0], [])
+        assert found.startswith("preflight: site-00: val: empty_split") and found.endswith(line) and len(found) < 2000
+
+
 def test_evaluations_are_tagged_and_answered_once():
     first, second = answer(metrics={"test": {"auc": 0.5}}), answer(metrics={"test": {"auc": 0.9}})
     splits, refused = inspect_evaluation([first, second, answer("site-2", round=1)], 2)

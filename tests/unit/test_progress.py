@@ -3,7 +3,8 @@
 
 import json
 
-from fairflare.app.console import Progress
+from fairflare.app.console import MOST_ERRORS, Progress
+from fairflare.core.findings import Finding
 
 START = {"event": "start"}
 ROUNDS = [{"event": "round", "round": number, "rounds": 3, "rejected": {}} for number in (1, 2, 3)]
@@ -35,3 +36,13 @@ def test_what_was_shown_is_not_read_again(tmp_path):
     log.write_text("x" * (len(first) - 1) + "\n" + json.dumps(ROUNDS[0]) + "\n")
     progress.follow(tmp_path)
     assert seen == [START, ROUNDS[0]]
+
+
+def test_of_hundreds_of_errors_the_first_are_printed(capsys):
+    progress = Progress("run", 3, 400)
+    for k in range(400):
+        progress.found(f"hospital-{k:03d}", Finding("error", "empty_split", "val", 0, "0 examples"))
+        progress.found(f"hospital-{k:03d}", Finding("warning", "few_examples", "test", 1, "1 example"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == MOST_ERRORS + 1 and lines[0] == "hospital-000: error: val: 0 examples"
+    assert lines[-1] == "further errors of preflight are in audit.jsonl"

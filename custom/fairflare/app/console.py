@@ -106,6 +106,10 @@ class Follower:
                 self._read += len(text)
 
 
+MOST_ERRORS = 20
+"""Of preflight, at all sites together, that are printed while it looks."""
+
+
 class Progress(Follower):
     """A progress bar over rounds, fed as an observer of the round loop or by following an audit log."""
 
@@ -118,6 +122,7 @@ class Progress(Follower):
             starting: True while processes start first, as in the simulator.
         """
         super().__init__()
+        self._errors = 0
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True)
         self._title, self._rounds, self._sites = escape(title), rounds, sites
@@ -137,8 +142,11 @@ class Progress(Follower):
 
     def found(self, site: str, finding: Finding) -> None:
         """Preflight found something at a site; warnings are in the report."""
-        if finding.level == "error":
+        self._errors += finding.level == "error"
+        if finding.level == "error" and self._errors <= MOST_ERRORS:
             self._bar.console.print(escape(f"{site}: {finding}"), soft_wrap=True)
+            if self._errors == MOST_ERRORS:
+                self._bar.console.print("further errors of preflight are in audit.jsonl", soft_wrap=True)
 
     def saw(self, entry: Mapping[str, Any]) -> None:
         """An audit entry was written."""

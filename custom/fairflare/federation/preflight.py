@@ -25,6 +25,8 @@ from fairflare.federation.messages import Answer
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
 ORDINARY, LITTLE = 1000, 10
+MOST_LINES, SHOWN_LINES = 20, 5
+"""Findings that a refusal names, and of more than that how many; all of them stand in the log."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
     """Why the run cannot start, in one line; empty when it can. A silent site is no reason: others can go on."""
     lines = [f"{r.site}: {r.code} ({r.detail})" for r in rejections if r.code != "no_answer"]
     lines += [f"{site}: {line}" for site, statement in statements.items() for line in _errors(statement)]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
     return "preflight: " + "; ".join(lines) if lines else ""
 
 
