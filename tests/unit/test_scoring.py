@@ -10,6 +10,8 @@ import weakref
 import pytest
 import torch
 
+from fairflare.build.assembly import build_federation, build_parts, build_site
+from fairflare.build.config import make_config
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation import loop, unscored
 from fairflare.federation.audit import AuditLog, model_hash, verify
@@ -388,3 +390,20 @@ def test_a_run_of_the_format_before_goes_on(tmp_path):
     torch.save(checkpoint | {"entry": last["hash"]}, tmp_path / "checkpoint.pt")
     scored_run(tmp_path).run(initial_model())
     assert list(scores(tmp_path)) == [3] and read_history(verify(log)).completed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["sim", "flare"])
+def test_a_tasks_models_get_the_same_scores_whoever_scores_them(env, tmp_path):
+    """The task's own network and test sets, where server and sites have a network each as in FLARE's processes."""
+    values = {"images": 72, "size": 32, "test_images": 20, "site_test_images": 0}
+    config = make_config("fedavg", "ich-phantom:small", rounds=3, sites=3, values=values)
+    found = []
+    for where in ("local", env):
+        at_sites, at_server = build_parts(config), build_parts(config)
+        sites = {name: build_site(config, at_sites, name) for name in at_sites.task.sites()}
+        (tmp_path / where).mkdir()
+        federation = build_federation(config, at_server, InProcess(sites), tmp_path / where, where)
+        found.append((model_hash(federation.run(at_server.model)), scores(tmp_path / where)))
+    assert found[0] == found[1] and list(found[0][1]) == [1, 2, 3]
+    assert all({"clean", "noise 3"} <= set(sets) for _, sets in found[0][1].values())
