@@ -29,12 +29,12 @@ class SiteConfig:
         datalist: the site's datalist or table, relative to ``data_root`` and inside it.
         gpu: number of the GPU to use; None takes the first one, where there is one.
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
-        layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
-        compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
         num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
         cache_rate: share of the images that stay in memory once read, in [0, 1].
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         secure_sum: True takes part in jobs with secure sums only.
+        layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
+        compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
         site: the site's name; the job gives it, the file does not.
     """
 
@@ -42,12 +42,12 @@ class SiteConfig:
     datalist: str = ""
     gpu: Annotated[int, Range(0, 1023)] | None = None
     batch_size: Annotated[int, Range(2, 65_536)] | None = None
-    layout: Layout = "auto"
-    compiler: Compiler = "none"
     num_workers: Annotated[int, Range(0, 1024)] = 0
     cache_rate: Annotated[float, Range(0, 1)] = 1.0
     min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
     secure_sum: bool = False
+    layout: Layout = "auto"
+    compiler: Compiler = "none"
     site: str = ""
 
 
