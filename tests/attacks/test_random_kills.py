@@ -5,10 +5,12 @@ The simulator's kills are in tests/flare/test_random_kills_sim.py.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 
 import pytest
@@ -74,6 +76,7 @@ def command(arguments, prepare, said):
 
     def run():
         os.setpgrp()
+        gc.freeze()  # what other files have left is collected in no fork
         with said.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             prepare()
             main([str(a) for a in arguments])
@@ -113,6 +116,14 @@ def _scores(folder):
     return sorted(found, key=lambda one: one[0])
 
 
+@pytest.mark.parametrize("method", ["fedce", "fedlwr"])
+def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_path, monkeypatch):
+    """Workers inherit the points: a kill may take one of them in place of the command."""
+    monkeypatch.setenv("FAIRFLARE_WORKERS", "2")
+    monkeypatch.delitem(sys.modules, "tenseal", raising=False)  # another file's, beside which nothing is forked
+    _kill_at_random(method, SMALL, tmp_path)
+
+
 def _kill_at_random(method, options, tmp_path):
     chance, said = random.Random(f"kills of {method}"), tmp_path / "said"
     run = ["run", method, *options, "--rounds", "3", "--out"]
@@ -131,7 +142,7 @@ def _kill_at_random(method, options, tmp_path):
         else:
             prepare = int  # nothing
         code, _ = command(words, prepare, said)
-        if code == -signal.SIGKILL:
+        if code == -signal.SIGKILL or (code == 1 and "ended early (SIGKILL" in said.read_text()):
             kills += 1
         elif code == 0 or "the run is complete" in said.read_text():
             done = True
