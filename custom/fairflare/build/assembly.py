@@ -155,7 +155,6 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
             server's machine, are not looked for.
     """
     torch.set_num_threads(config.threads)
-    keep_freed_memory()
     user_code.check(config.code)
     method = registry.get_method(config.method)
     options = without_weights(config.options) if at_site else config.options
@@ -365,6 +364,7 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
         training: of the job.
         place: the site's number among those that one machine simulates; they take its GPUs in turn.
     """
+    keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
     if own is None:
         return Execution(default_device(shared_gpu(place)), training.precision)
     gpu = shared_gpu(place) if own.gpu is None else own.gpu
