@@ -4,6 +4,7 @@
 from fairflare.testing.laws import check_method
 from fairflare.testing.probes import check_probe
 from fairflare.testing.rules import check_rule
+from fairflare.testing.server_parts import check_selector, check_server_optimizer
 from fairflare.testing.trainers import check_trainer
 
-__all__ = ["check_method", "check_probe", "check_rule", "check_trainer"]
+__all__ = ["check_method", "check_probe", "check_rule", "check_selector", "check_server_optimizer", "check_trainer"]
