@@ -110,11 +110,17 @@ def test_a_mistake_begins_no_further_run(workers, tmp_path, capsys):
 
 
 def test_a_process_that_dies_is_replaced(tmp_path, capsys):
-    """Not forked, where a test's terminal has a thread; what it runs is then imported from this file."""
     with pytest.raises(RunFailed, match=r"dies-b: its process ended early \(SIGKILL.*the same command goes on"):
         run_all(configs("a", "dies-b", "c", "dies-d", "e"), tmp_path, said, 2)
     finished = re.findall(r"of 5: (\S+) finished", capsys.readouterr().err)
     assert sorted(finished) == ["a", "c", "e"] and not psutil.Process().children()
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_be_forked_are_spawned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fairflare.app.parallel.start_method", lambda: "spawn")
+    reports = run_all(configs("a", "b", "c"), tmp_path, said, 2)
+    assert [report["folder"] for report in reports] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("runs, workers, shares", [(1, 4, {4}), (2, 4, {2}), (3, 4, {1}), (5, 2, {1})])

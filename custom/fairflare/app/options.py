@@ -84,6 +84,7 @@ workers_option = click.option(
     "--workers",
     type=Workers(),
     envvar="FAIRFLARE_WORKERS",
+    show_envvar=True,
     help="Processes that compute side by side in --env local, by default as many as are of use (auto).",
 )
 force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairflare.build.config import RunConfig
@@ -60,8 +61,9 @@ def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own:
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
-    """The sites' and the server's for a run of one process."""
+    """The sites' and the server's for a run on one machine."""
     if config.secure_sum != "ckks":
         return Credentials(), Credentials()
     at_site, at_server = new_contexts()
-    return Credentials(ckks=lambda: at_site), Credentials(ckks=lambda: at_server)
+    # Not lambdas: the sites' go to processes that may have been spawned.
+    return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))
