@@ -82,11 +82,10 @@ class Entries(Mapping[str, Tensor]):
     def __init__(self, held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> None:
         """
         Args:
-            held: key -> entry, wherever it lies.
+            held: key -> entry, wherever it lies; not copied: hundreds of sites have hundreds of entries each.
             dtypes: key -> the type that it is given.
         """
-        self._held = dict(held)
-        self._dtypes = {key: dtypes[key] for key in self._held}
+        self._held, self._dtypes = held, dtypes
 
     def __getitem__(self, key: str) -> Tensor:
         held = self._held[key]
