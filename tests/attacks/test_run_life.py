@@ -637,7 +637,7 @@ def test_force_keeps_and_names_a_strangers_file(name, capsys, copy):
 
 
 def test_force_knows_everything_that_a_run_writes(copy, capsys):
-    from fairflare.flare.credentials import HE, SERVER_CONTEXT, SITE_CONTEXT
+    from fairflare.flare.run_files import HE, SERVER_CONTEXT, SITE_CONTEXT
     from fairflare.flare.simulate import LOG
 
     (copy / LOG).write_text("")

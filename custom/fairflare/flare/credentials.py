@@ -21,15 +21,12 @@ from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
 from fairflare.core.errors import UserError
 from fairflare.flare.places import RUN_FOLDER
+from fairflare.flare.run_files import HE, SERVER_CONTEXT, SITE_CONTEXT
 from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed
 from fairflare.privacy.secure_sum.schemes import Credentials
 
 ROOT, CERTIFICATE, KEY = "rootCA.pem", "client.crt", "client.key"
 CLIENT, SERVER = "fed_client.json", "fed_server.json"
-SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
-"""Where FLARE's ``HEBuilder`` puts them."""
-HE = "he"
-"""Folder of a simulated run with contexts of its own."""
 
 
 def site_credentials(fl_ctx: FLContext) -> Credentials:
@@ -95,15 +92,6 @@ def _server_names(kit: Path) -> set[str]:
             for server in json.loads((kit / name).read_text()).get("servers", []):
                 found |= {str(server.get(key, "")) for key in ("name", "identity")}
     return found
-
-
-def make_contexts(folder: Path) -> None:
-    """New contexts for a simulated run in ``folder``."""
-    from fairflare.privacy.secure_sum.ckks import new_contexts
-
-    (folder / HE).mkdir(exist_ok=True)
-    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), new_contexts(), strict=True):
-        (folder / HE / name).write_bytes(content)
 
 
 def _kit(fl_ctx: FLContext) -> Path:

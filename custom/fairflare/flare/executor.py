@@ -31,6 +31,7 @@ from fairflare.federation.site import Site
 from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
+from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
@@ -42,9 +43,6 @@ from fairflare.flare.wire import (
 )
 from fairflare.privacy.secure_sum.schemes import NONE
 
-LOCAL_LOG = "fairflare_errors.txt"
-LOCAL_FINDINGS = "fairflare_preflight.txt"
-"""Files of the site's own, in the job's folder there."""
 TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", VALIDATE]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 

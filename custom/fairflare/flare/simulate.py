@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -26,8 +27,10 @@ from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_wi
 from fairflare.datasets.simulated import cache
 from fairflare.federation.files import AUDIT
 from fairflare.federation.state import remove_files
-from fairflare.flare.credentials import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
-from fairflare.flare.executor import LOCAL_FINDINGS
+from fairflare.flare.run_files import HE, LOCAL_FINDINGS, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
+
+if TYPE_CHECKING:
+    from nvflare.recipe import SimEnv
 
 LOG = "flare_log.txt"
 
@@ -118,12 +121,10 @@ def _family(pid: int, workspace: str) -> list[psutil.Process]:
 
 
 def main(workspace: str, threads: str) -> None:
-    """The child: build the job that ``export`` would write and run it through FLARE's ``SimEnv``."""
+    """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_command()
-    from nvflare.recipe import SimEnv
-
     from fairflare.flare.ports import reserve_ports
     from fairflare.flare.recipe import FairRecipe
 
@@ -133,8 +134,20 @@ def main(workspace: str, threads: str) -> None:
     recipe.finalize()
     # From here on the user's files are the job's: whoever runs it elsewhere has no others.
     os.environ.pop(user_code.VARIABLE, None)
-    gpus = gpu_groups(len(recipe.sites)) if int(threads) >= len(recipe.sites) else None
-    recipe.run(SimEnv(clients=recipe.sites, num_threads=int(threads), gpu_config=gpus, workspace_root=workspace))
+    recipe.run(_simulator(recipe.sites, int(threads), workspace))
+
+
+def _simulator(sites: list[str], threads: int, workspace: str) -> SimEnv:
+    """The simulator, whose server is a fork of this process unless there is a GPU: a fork cannot use one."""
+    import torch
+    from nvflare.recipe import SimEnv
+
+    from fairflare.flare.forked_simulator import ForkedSimEnv
+
+    if not torch.cuda.device_count():
+        return ForkedSimEnv(clients=sites, num_threads=threads, workspace_root=workspace)
+    gpus = gpu_groups(len(sites)) if threads >= len(sites) else None
+    return SimEnv(clients=sites, num_threads=threads, gpu_config=gpus, workspace_root=workspace)
 
 
 def gpu_groups(n_sites: int) -> str | None:
