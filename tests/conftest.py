@@ -12,7 +12,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-os.environ["FAIRFLARE_WORKERS"] = "1"  # tests replace what sites do, and look at it; test_workers.py has workers
+os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
 COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file that is not here costs less than five
     "test_secure_federation": 25,

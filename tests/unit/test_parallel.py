@@ -190,3 +190,19 @@ def test_an_interrupted_comparison_leaves_no_process_and_folders_that_go_on(tmp_
     assert not any(process.is_running() for process in family) and not list(folder.rglob(".*"))
     for run_folder in folder.iterdir():
         assert check_resumable(run_folder).start["method"] == "fedavg"  # or it raises what does not fit
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--workers", "0"], "expected a number from 1 to 1024 or auto, got '0'"),
+        (["--workers", "many"], "expected a number from 1 to 1024 or auto, got 'many'"),
+        (["--workers", "²"], "expected a number from 1 to 1024 or auto"),
+        (["--workers", "2", "--env", "sim"], "--workers: expected --env local, got --env sim"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_wrong_number_is_one_line(command, words, text, tmp_path, capsys):
+    code, _, err = call(capsys, command, "fedavg", *TASK, "--out", tmp_path / "out", *words)
+    assert code == 2 and err.startswith("fairflare: ") and text in err and len(err.splitlines()) == 1, err
+    assert not (tmp_path / "out").exists()

@@ -83,6 +83,7 @@ class Workers(click.ParamType):
 workers_option = click.option(
     "--workers",
     type=Workers(),
+    metavar="N|auto",
     envvar="FAIRFLARE_WORKERS",
     show_envvar=True,
     help="Processes that compute side by side in --env local, by default as many as are of use (auto).",
