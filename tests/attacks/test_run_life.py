@@ -2,6 +2,7 @@
 """What may happen to a run's folder: two commands at once, a kill at any moment, --force on what is not ours."""
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -41,6 +42,7 @@ def in_child(*arguments, patch=lambda: None, said=os.devnull):
     """The command line in a process of its own, after ``patch``; its exit code, negative for a signal."""
 
     def run():
+        gc.freeze()  # what other files have left is collected in no fork
         patch()
         with open(said, "w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             main([str(a) for a in arguments])

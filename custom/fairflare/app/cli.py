@@ -341,13 +341,13 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     from fairflare.federation.history import events
     from fairflare.report.write import absent, verified_run
 
-    course, entries = verified_run(folder, head)
-    happened, lacks = events(entries), absent(folder, course)
-    whole = not (course.completed and lacks)
-    head, status = happened[-1]["hash"], course.finish.get("status")
+    run_history, entries = verified_run(folder, head)
+    happened, lacks = events(entries), absent(folder, run_history)
+    whole = not (run_history.completed and lacks)
+    head, status = happened[-1]["hash"], run_history.finish.get("status")
     if as_json:
         found = {"entries": len(happened), "head": head, "verified": whole}
-        console.dump({**found, "ended": bool(course.finish), "status": status, "absent": lacks})
+        console.dump({**found, "ended": bool(run_history.finish), "status": status, "absent": lacks})
     else:
         words = "verified" if whole else "NOT verified"
         console.say("; ".join([f"{words}: {len(happened)} entries, chain head {head}", *lacks]))

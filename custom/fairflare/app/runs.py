@@ -123,10 +123,10 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         if not is_run(folder):
             raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} of one; `fairflare run` begins")
         described = read_json(folder / CONFIG)
-        course = check_resumable(folder)
+        run_history = check_resumable(folder)
         config, env = RunConfig.from_json(described), described.get("env")
-        if course is not None and course.completed and is_file(folder / MODEL):
-            return _reported(folder, course.start["sites"])
+        if run_history is not None and run_history.completed and is_file(folder / MODEL):
+            return _reported(folder, run_history.start["sites"])
         if env not in ("local", "sim"):
             text = "a new job continues it: the same fairflare run with --set federation=ID"
             raise UserError(f"{folder}: ran on deployed sites; {text}")

@@ -18,8 +18,8 @@ LABELS = {
 MEANINGS = {
     "balanced_accuracy": "the share of correct answers, averaged over the classes; 1 is perfect",
     "accuracy": "the share of correct answers; 1 is perfect",
-    "auc_ovo": "how well pairs of classes are told apart; 1 is perfect",
-    "auc_ovr": "how well each class is told apart from the rest; 1 is perfect",
+    "auc_ovo": "how well pairs of classes are separated; 1 is perfect",
+    "auc_ovr": "how well each class is separated from the rest; 1 is perfect",
     "auc": "how often a case is ranked above a control; 1 is perfect",
     "dice": "the overlap with the reference outline; 1 is perfect",
     "brier_loss": "the mean squared distance of risk and outcome; 0 is perfect",

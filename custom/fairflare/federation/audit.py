@@ -2,7 +2,7 @@
 """The audit log: one JSON object per line, each holding the SHA-256 of the one before.
 
 Whoever keeps the last hash can tell whether any earlier line was changed, dropped or reordered. What the lines must say
-one after the other is in ``course``.
+one after the other is in ``history``.
 """
 
 from __future__ import annotations

@@ -119,22 +119,22 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
         raise UserError(f"{AUDIT}: is empty")
     if entries[0].get("event") == "start" and "log_format" not in entries[0]:
         raise UserError(OLD)
-    course: RunHistory | None = None
+    run_history: RunHistory | None = None
     for number, entry in enumerate(entries, 1):
         event = entry.get("event")
-        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (course is None):
+        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run_history is None):
             raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
         if wrong := _misfit(entry, SHAPES[event]):
             raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
-        if course is None:
-            course = _started(entry)
+        if run_history is None:
+            run_history = _started(entry)
         elif event == REPORT:
-            course.reports.append(_checked_report(course, entry, number))
+            run_history.reports.append(_checked_report(run_history, entry, number))
         else:
-            _STEPS[event](course, entry, number)
-            course.last = entry
-    assert course is not None  # the first line of a log is its start
-    return course
+            _STEPS[event](run_history, entry, number)
+            run_history.last = entry
+    assert run_history is not None  # the first line of a log is its start
+    return run_history
 
 
 def events(entries: Sequence[Entry]) -> list[Entry]:
@@ -161,7 +161,7 @@ def memory_hash(checkpoint: Checkpoint) -> str:
     return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
 
 
-def read_standing(folder: Path, course: RunHistory) -> Checkpoint | None:
+def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
     """The folder's checkpoint, which is the one that the log ends with; None before the first.
 
     A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
@@ -169,15 +169,17 @@ def read_standing(folder: Path, course: RunHistory) -> Checkpoint | None:
     Raises:
         UserError: the checkpoint is missing, unreadable or another one.
     """
-    allowed = [standing for standing in (course.standing, course.before) if standing is not None]
+    allowed = [standing for standing in (run_history.standing, run_history.before) if standing is not None]
     if not is_there(folder / CHECKPOINT):
         if any(standing.round == 0 for standing in allowed):
             return None
-        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {course.standing.round} finished rounds")
+        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {run_history.standing.round} finished rounds")
     found = load_checkpoint(folder / CHECKPOINT)
     logged = next((standing for standing in allowed if standing.round == found.round), None)
     if logged is None:
-        raise UserError(f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {course.standing.round}")
+        raise UserError(
+            f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {run_history.standing.round}"
+        )
     for what, same in (
         ("the model", logged.model == model_hash(found.model)),
         ("the rule's or the gate's state", logged.state == memory_hash(found)),
@@ -189,7 +191,7 @@ def read_standing(folder: Path, course: RunHistory) -> Checkpoint | None:
     return found
 
 
-def read_final(folder: Path, course: RunHistory) -> dict[str, Any] | None:
+def read_final(folder: Path, run_history: RunHistory) -> dict[str, Any] | None:
     """The folder's ``model.pt``, which is the one that the log's end names; None when there is none.
 
     Raises:
@@ -197,10 +199,10 @@ def read_final(folder: Path, course: RunHistory) -> dict[str, Any] | None:
     """
     if not is_there(folder / MODEL):
         return None
-    if not course.finish:
+    if not run_history.finish:
         raise UserError(f"{AUDIT}: the last entry is missing: {MODEL} is there, and the log does not say so")
     model = read_model(folder / MODEL)
-    if model_hash(model) != course.finish["model_sha256"]:
+    if model_hash(model) != run_history.finish["model_sha256"]:
         raise UserError(f"{MODEL}: is not the model that {AUDIT} ends with")
     return model
 
@@ -211,72 +213,79 @@ def _started(entry: Entry) -> RunHistory:
     return RunHistory(start=entry, standing=_standing(0, entry), last=entry)
 
 
-def _round(course: RunHistory, entry: Entry, number: int) -> None:
-    expected = course.standing.round + 1
-    if course.finish or course.evaluated or entry["round"] != expected or expected > course.start["rounds"]:
+def _round(run_history: RunHistory, entry: Entry, number: int) -> None:
+    expected = run_history.standing.round + 1
+    if (
+        run_history.finish
+        or run_history.evaluated
+        or entry["round"] != expected
+        or expected > run_history.start["rounds"]
+    ):
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
-    _keep_declared(course, entry, number)
-    course.before, course.standing = course.standing, _standing(expected, entry)
+    _keep_declared(run_history, entry, number)
+    run_history.before, run_history.standing = run_history.standing, _standing(expected, entry)
     if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
         raise UserError(f"{AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
-        course.left[expected] = entry["model_sha256"]
-        course.unscored.add(expected)
+        run_history.left[expected] = entry["model_sha256"]
+        run_history.unscored.add(expected)
 
 
-def _scores(course: RunHistory, entry: Entry, number: int) -> None:
+def _scores(run_history: RunHistory, entry: Entry, number: int) -> None:
     scored = entry["round"]
-    owed = scored in course.unscored and scored <= course.standing.round
-    if course.finish or not owed or entry["model_sha256"] != course.left[scored]:
+    owed = scored in run_history.unscored and scored <= run_history.standing.round
+    if run_history.finish or not owed or entry["model_sha256"] != run_history.left[scored]:
         raise UserError(f"{AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
-    course.unscored.remove(scored)
-    if scored == course.standing.round:
-        course.before = None  # its checkpoint is written before its model is scored
+    run_history.unscored.remove(scored)
+    if scored == run_history.standing.round:
+        run_history.before = None  # its checkpoint is written before its model is scored
 
 
-def _round_failed(course: RunHistory, entry: Entry, number: int) -> None:
-    if course.finish or entry["round"] != course.standing.round + 1:
+def _round_failed(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or entry["round"] != run_history.standing.round + 1:
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
-    _same_model(course, entry, number)
+    _same_model(run_history, entry, number)
 
 
-def _evaluation(course: RunHistory, entry: Entry, number: int) -> None:
-    if course.finish or course.evaluated or course.standing.round != course.start["rounds"]:
+def _evaluation(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or run_history.evaluated or run_history.standing.round != run_history.start["rounds"]:
         raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
-    _same_model(course, entry, number)
-    course.evaluated = True
+    _same_model(run_history, entry, number)
+    run_history.evaluated = True
 
 
-def _finish(course: RunHistory, entry: Entry, number: int) -> None:
-    if course.finish or (entry["status"] == COMPLETED and (course.unscored or not course.evaluated)):
+def _finish(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or (entry["status"] == COMPLETED and (run_history.unscored or not run_history.evaluated)):
         raise UserError(
             f"{AUDIT}: line {number}: the run cannot end here, its rounds, their scores or its evaluation are missing"
         )
-    before = course.before
+    before = run_history.before
     if before is not None and entry["model_sha256"] == before.model:
         # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
-        if course.standing.model != before.model:
-            _back_to(course, before)
+        if run_history.standing.model != before.model:
+            _back_to(run_history, before)
     else:
-        _same_model(course, entry, number)
-    course.finish = entry
+        _same_model(run_history, entry, number)
+    run_history.finish = entry
 
 
-def _resume(course: RunHistory, entry: Entry, number: int) -> None:
-    allowed = [s for s in (course.standing, course.before) if s is not None and s.round == entry["from_round"]]
+def _resume(run_history: RunHistory, entry: Entry, number: int) -> None:
+    allowed = [
+        s for s in (run_history.standing, run_history.before) if s is not None and s.round == entry["from_round"]
+    ]
     if not allowed:
         raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
     if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
         raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
-    _back_to(course, allowed[0])
-    _keep_declared(course, entry, number)
-    course.finish, course.evaluated = {}, False
+    _back_to(run_history, allowed[0])
+    _keep_declared(run_history, entry, number)
+    run_history.finish, run_history.evaluated = {}, False
 
 
-def _back_to(course: RunHistory, standing: Standing) -> None:
+def _back_to(run_history: RunHistory, standing: Standing) -> None:
     """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
-    course.standing, course.before = standing, None
-    course.unscored = {number for number in course.unscored if number <= standing.round}
+    run_history.standing, run_history.before = standing, None
+    run_history.unscored = {number for number in run_history.unscored if number <= standing.round}
 
 
 _STEPS = {
@@ -289,9 +298,9 @@ _STEPS = {
 }
 
 
-def _checked_report(course: RunHistory, entry: Entry, number: int) -> Entry:
-    known = [s.model for s in (course.standing, course.before) if s is not None]
-    if entry["of"] != course.last["hash"] or entry["model_sha256"] not in known:
+def _checked_report(run_history: RunHistory, entry: Entry, number: int) -> Entry:
+    known = [s.model for s in (run_history.standing, run_history.before) if s is not None]
+    if entry["of"] != run_history.last["hash"] or entry["model_sha256"] not in known:
         raise UserError(f"{AUDIT}: line {number}: records a report of something else")
     return entry
 
@@ -300,15 +309,15 @@ def _standing(round: int, entry: Entry) -> Standing:
     return Standing(round, entry["model_sha256"], entry["state_sha256"], entry["declared"], entry["hash"])
 
 
-def _same_model(course: RunHistory, entry: Entry, number: int) -> None:
-    if entry["model_sha256"] != course.standing.model:
+def _same_model(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if entry["model_sha256"] != run_history.standing.model:
         raise UserError(f"{AUDIT}: line {number}: names another model than the round before left")
-    course.before = None
+    run_history.before = None
 
 
-def _keep_declared(course: RunHistory, entry: Entry, number: int) -> None:
+def _keep_declared(run_history: RunHistory, entry: Entry, number: int) -> None:
     """The first word counts: a site's number of examples never changes."""
-    now, before = entry["declared"], course.standing.declared
+    now, before = entry["declared"], run_history.standing.declared
     if not _alike({site: now.get(site) for site in before}, before):
         raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")
 

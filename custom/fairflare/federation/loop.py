@@ -142,20 +142,20 @@ class Federation:
     def _open(self, initial: StateDict) -> Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
         standing = Checkpoint(round=0, model=initial)
-        course = self._course()
-        if course is not None:
-            begun = Checkpoint(round=0, model=initial, declared=course.start["declared"])
-            standing = read_standing(self.folder, course) or begun
-            read_final(self.folder, course)
-            self._backlog.check(course, standing.round)
-            if standing is begun and model_hash(initial) != course.start["model_sha256"]:
+        run_history = self._run_history()
+        if run_history is not None:
+            begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
+            standing = read_standing(self.folder, run_history) or begun
+            read_final(self.folder, run_history)
+            self._backlog.check(run_history, standing.round)
+            if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
                 raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
-            self._backlog.go_on(course, standing.round)
+            self._backlog.go_on(run_history, standing.round)
         self._sha256 = model_hash(standing.model)
-        return self._preflight(standing, resumed=course is not None)
+        return self._preflight(standing, resumed=run_history is not None)
 
-    def _course(self) -> RunHistory | None:
+    def _run_history(self) -> RunHistory | None:
         """What the log says so far, None before its first line.
 
         Raises:
@@ -166,10 +166,10 @@ class Federation:
                 if is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
             return None
-        course = read_history(self._audit.entries)
-        if any(course.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
+        run_history = read_history(self._audit.entries)
+        if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
-        return course
+        return run_history
 
     def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
         """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.

@@ -82,13 +82,13 @@ class Backlog:
         self._found: dict[int, Future[Scored]] = {}
         self._may_work, self._closed = threading.Event(), False
 
-    def check(self, course: RunHistory, round: int) -> None:
+    def check(self, run_history: RunHistory, round: int) -> None:
         """See ``Unscored.check``; nothing is changed."""
-        self._files.check(course, round)
+        self._files.check(run_history, round)
 
-    def go_on(self, course: RunHistory, round: int) -> None:
+    def go_on(self, run_history: RunHistory, round: int) -> None:
         """Take over what a process has left that came to the end of ``round``."""
-        self.owed = {number: course.left[number] for number in sorted(course.unscored) if number <= round}
+        self.owed = {number: run_history.left[number] for number in sorted(run_history.unscored) if number <= round}
         self._files.clear(set(self.owed))
 
     def wants(self, round: int) -> bool:

@@ -48,15 +48,15 @@ class Unscored:
             raise UserError(f"{UNSCORED}/{round}{SUFFIX}: is not the model that {AUDIT} says round {round} left")
         return model
 
-    def check(self, course: RunHistory, round: int) -> None:
+    def check(self, run_history: RunHistory, round: int) -> None:
         """Every model that is owed scores up to ``round`` is there, and nothing that the log does not name.
 
         Raises:
             UserError: one line that says what does not fit.
         """
-        owed = {number for number in course.unscored if number <= round}
-        for number in sorted(self._rounds(course) | owed):
-            self.read(number, course.left[number])
+        owed = {number for number in run_history.unscored if number <= round}
+        for number in sorted(self._rounds(run_history) | owed):
+            self.read(number, run_history.left[number])
 
     def clear(self, keep: set[int]) -> None:
         """Remove every model but those of the rounds in ``keep``, what a killed process was writing, and the folder."""
@@ -67,12 +67,12 @@ class Unscored:
         with contextlib.suppress(OSError):  # there is none, or something is left in it
             self.folder.rmdir()
 
-    def _rounds(self, course: RunHistory) -> set[int]:
+    def _rounds(self, run_history: RunHistory) -> set[int]:
         """The rounds of which files are there; the log names all of them."""
         found = set()
         for path in self._files():
             number = _number(path.name)
-            if number is None or number not in course.left or course.completed:
+            if number is None or number not in run_history.left or run_history.completed:
                 raise UserError(f"{UNSCORED}/{path.name[:80]}: {AUDIT} says nothing of such a file")
             found.add(number)
         return found

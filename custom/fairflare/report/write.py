@@ -48,9 +48,9 @@ def write_report(folder: Path) -> dict[str, Any]:
     """
     _require_run(folder)
     log = audit.AuditLog(folder / AUDIT)
-    course, entries = read_history(log.entries), events(log.entries)
-    config = _described(_checked_config(folder, course))
-    model = _logged_model(folder, course)
+    run_history, entries = read_history(log.entries), events(log.entries)
+    config = _described(_checked_config(folder, run_history))
+    model = _logged_model(folder, run_history)
     try:
         summary = summarise(_without_paths(config), entries)
         report = report_json(summary, entries)
@@ -61,8 +61,8 @@ def write_report(folder: Path) -> dict[str, Any]:
         raise UserError(f"{AUDIT}: holds values that no report can be made of ({reason[:120]})") from error
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": audit.model_hash(model)}
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    record = {"of": course.last["hash"], **about, "files": files}
-    if not course.reports or {**course.reports[-1], **record} != course.reports[-1]:
+    record = {"of": run_history.last["hash"], **about, "files": files}
+    if not run_history.reports or {**run_history.reports[-1], **record} != run_history.reports[-1]:
         log.append(RECORD, **record)
     for name, text in texts.items():
         save_text(folder / name, text)
@@ -106,19 +106,19 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
 
 def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]]:
     """What ``verify_run`` checks and raises: what the log says, and all its entries."""
-    course, entries = _verified(folder, torn=False)
-    if read_final(folder, course) is None and course.finish:
+    run_history, entries = _verified(folder, torn=False)
+    if read_final(folder, run_history) is None and run_history.finish:
         raise UserError(f"{MODEL}: is missing, and {AUDIT} says that the run ended")
-    _check_reports(folder, course)
+    _check_reports(folder, run_history)
     if head and head not in {entry["hash"] for entry in entries}:
         raise UserError(f"{AUDIT}: no line has the hash {head[:64]!r}: it is not the log whose head was kept")
-    return course, entries
+    return run_history, entries
 
 
-def absent(folder: Path, course: RunHistory) -> list[str]:
+def absent(folder: Path, run_history: RunHistory) -> list[str]:
     """What a verified run lacks: "not ended" without the log's end, "no report" without its record or a file of it."""
-    reported = bool(course.reports) and all(is_file(folder / name) for name in (REPORT, PAGE))
-    return ([] if course.finish else ["not ended"]) + ([] if reported else ["no report"])
+    reported = bool(run_history.reports) and all(is_file(folder / name) for name in (REPORT, PAGE))
+    return ([] if run_history.finish else ["not ended"]) + ([] if reported else ["no report"])
 
 
 def check_resumable(folder: Path) -> RunHistory | None:
@@ -137,23 +137,23 @@ def check_resumable(folder: Path) -> RunHistory | None:
         return None
     _require_run(folder)
     _described(read_json(folder / CONFIG))
-    course, _ = _verified(folder, torn=True)
-    read_final(folder, course)
+    run_history, _ = _verified(folder, torn=True)
+    read_final(folder, run_history)
     for name in (REPORT, PAGE):
-        known = [record["files"].get(name) for record in course.reports]
+        known = [record["files"].get(name) for record in run_history.reports]
         if is_there(folder / name) and _file_hash(folder / name) not in known:
             raise UserError(f"{name}: {AUDIT} does not record it; `fairflare report {folder}` writes it anew")
-    return course
+    return run_history
 
 
 def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, list[dict[str, Any]]]:
     _require_run(folder)
     entries = audit.verify(folder / AUDIT, torn=torn)
-    course = read_history(entries)
-    _checked_config(folder, course)
-    standing = read_standing(folder, course)
-    Unscored(folder).check(course, standing.round if standing else 0)
-    return course, entries
+    run_history = read_history(entries)
+    _checked_config(folder, run_history)
+    standing = read_standing(folder, run_history)
+    Unscored(folder).check(run_history, standing.round if standing else 0)
+    return run_history, entries
 
 
 def _require_run(folder: Path) -> None:
@@ -164,16 +164,16 @@ def _require_run(folder: Path) -> None:
             raise UserError(f"{folder}: expected the folder of a run, {name} is no file")
 
 
-def _checked_config(folder: Path, course: RunHistory) -> dict[str, Any]:
+def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
     """The content of ``config.json``, whose bytes are those that the log begins with."""
-    if _file_hash(folder / CONFIG) != course.start.get("config_json_sha256"):
+    if _file_hash(folder / CONFIG) != run_history.start.get("config_json_sha256"):
         raise UserError(f"{CONFIG}: is that of a run of another configuration than {AUDIT} begins with, or was changed")
     return read_json(folder / CONFIG)
 
 
-def _logged_model(folder: Path, course: RunHistory) -> StateDict:
+def _logged_model(folder: Path, run_history: RunHistory) -> StateDict:
     """The folder's model: ``model.pt`` of a run that ended, else that of the last checkpoint."""
-    standing, final = read_standing(folder, course), read_final(folder, course)
+    standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if final is not None:
         return final
     if standing is None:
@@ -181,10 +181,10 @@ def _logged_model(folder: Path, course: RunHistory) -> StateDict:
     return standing.model
 
 
-def _check_reports(folder: Path, course: RunHistory) -> None:
+def _check_reports(folder: Path, run_history: RunHistory) -> None:
     """The reports' bytes are those of the log's last record of them; a run that ended since must have it anew."""
     again = f"`fairflare report {folder}` writes it anew"
-    record: Mapping[str, Any] = course.reports[-1] if course.reports else {"files": {}, "of": ""}
+    record: Mapping[str, Any] = run_history.reports[-1] if run_history.reports else {"files": {}, "of": ""}
     for name in (REPORT, PAGE):
         recorded = record["files"].get(name)
         if not is_there(folder / name):
@@ -194,7 +194,7 @@ def _check_reports(folder: Path, course: RunHistory) -> None:
             raise UserError(f"{name}: is not the report that {AUDIT} records; {again}")
     if not record["of"]:
         return
-    if course.finish and record["of"] != course.finish["hash"]:
+    if run_history.finish and record["of"] != run_history.finish["hash"]:
         raise UserError(f"{REPORT}: was made before the run ended; {again}")
     provenance = (read_json(folder / REPORT).get("detail") or {}).get("provenance") or {}
     if provenance.get("chain_head") != record["of"]:
