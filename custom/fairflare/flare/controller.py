@@ -15,6 +15,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from fairflare.build.assembly import build_federation, build_parts
 from fairflare.build.config import RunConfig
@@ -188,6 +189,7 @@ class FairController(ModelController):
             checks += 1
         if may_end:
             self._end_tasks()
+        cleanup_memory()  # what the transport's threads have freed makes room for the next model
         yield from self._inbox
 
     def _end_tasks(self) -> None:
