@@ -51,6 +51,8 @@ from fairflare.report.write import write_report
 ENVS = ("flare", "sim")
 """Where a job may say that it runs."""
 INVITATION = "preflight"
+LARGE = 1 << 26
+"""Bytes of an exchange's models from which on memory is given back after it, which costs a tenth of a second."""
 INVITATION_STANDS = 5
 """Checks of FLARE's tasks, a little longer than a site waits between two questions: an absent site meets the task."""
 LEAST_STANDS = 1.0
@@ -189,7 +191,8 @@ class FairController(ModelController):
             checks += 1
         if may_end:
             self._end_tasks()
-        cleanup_memory()  # what the transport's threads have freed makes room for the next model
+        if _bytes_of_models(instructions) >= LARGE:
+            cleanup_memory()  # what the transport's threads have freed makes room for the next model
         yield from self._inbox
 
     def _end_tasks(self) -> None:
@@ -238,6 +241,11 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
         else:
             found.append(id(value) if value or spec.kind == "model" else None)
     return tuple(found)
+
+
+def _bytes_of_models(instructions: Mapping[str, Instruction]) -> int:
+    """Bytes of the models that an exchange sends, a site's each."""
+    return sum(value.nbytes for one in instructions.values() for value in one.model.values())
 
 
 def _parent(client: Client | str) -> str:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from nvflare.recipe import SimEnv
 
 LOG = "flare_log.txt"
+ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""As FLARE advises for its clients: each arena of glibc's keeps what the transport's threads have freed there."""
 
 
 def run_simulator(
@@ -85,7 +87,7 @@ def _environment(folder: Path) -> dict[str, str]:
     named = {registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {}
     # Without the working directory on the path: a file of the user's there would hide the one that the job carries.
     here = {RUN_FOLDER: os.path.abspath(folder), COMMAND: this_command(), "PYTHONSAFEPATH": "1"}
-    return {**os.environ, **folders, **named, **here}
+    return {**ARENAS, **os.environ, **folders, **named, **here}
 
 
 def _fetch(workspace: Path, folder: Path) -> None:
