@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from faulty_trainer import SECRET
 from fairflare.build import tasks
 from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.core.errors import UserError
 from fairflare.core.processes import SCRATCH
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
+from fairflare.flare.simulate import run_simulator
 
 pytestmark = pytest.mark.flare
 HERE = Path(__file__).parent
@@ -140,11 +143,22 @@ def named(folder):
     return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
 
 
-def test_ctrl_c_leaves_no_process_behind(tmp_path):
+def test_a_folder_for_temporary_files_that_no_socket_fits_into(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 80)))
+    with pytest.raises(UserError, match=r"^TMPDIR: expected a path of at most 75 characters .*, got \d+$"):
+        run_simulator(make_config("fedavg", "support2", rounds=1), tmp_path, ["site-1"])
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files with a short path: pytest's own are too long for the simulator's socket."""
+    with tempfile.TemporaryDirectory(prefix="ff_", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path, scratch):
     command = [sys.executable, "-m", "fairflare", "run", "fedavg", *TASK, "--rounds", "500", "--env", "sim"]
     # Simulators of other tests may run beside this one: what this one leaves is known by its scratch folder.
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     # A shell's background jobs, and what they start, are born ignoring Ctrl-C.
     child = subprocess.Popen(
         [*command, "--out", str(tmp_path / "run")],
@@ -155,6 +169,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path):
     )
     deadline = time.monotonic() + 120
     while len(psutil.Process(child.pid).children(recursive=True)) < 5 and time.monotonic() < deadline:
+        assert child.poll() is None, child.stderr.read()
         time.sleep(0.5)
     family = psutil.Process(child.pid).children(recursive=True)
     assert len(family) >= 5, "the simulator never got going"

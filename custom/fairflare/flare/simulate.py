@@ -24,6 +24,7 @@ from fairflare.clinic.site_config import VARIABLE as SITE_CONFIG
 from fairflare.core import registry, user_code
 from fairflare.core.errors import RunFailed
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
+from fairflare.core.validation import expected
 from fairflare.datasets.simulated import cache
 from fairflare.federation.files import AUDIT
 from fairflare.federation.state import remove_files
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from nvflare.recipe import SimEnv
 
 LOG = "flare_log.txt"
+LONGEST = 75
+"""Bytes of the folder for temporary files below which FLARE's simulator can make its socket: a path has 107 at most."""
 ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """As FLARE advises for its clients: each arena of glibc's keeps what the transport's threads have freed there."""
 
@@ -54,8 +57,11 @@ def run_simulator(
         watch: called about twice a second with the folder where the audit log grows.
 
     Raises:
+        UserError: the folder for temporary files has too long a path.
         RunFailed: quotes the log. No process is left behind, on Ctrl-C neither, and finished rounds are kept.
     """
+    length = len(os.fsencode(tempfile.gettempdir()))
+    expected("TMPDIR", length <= LONGEST, f"a path of at most {LONGEST} characters for the simulator's socket", length)
     if config.secure_sum == "ckks":
         make_contexts(folder)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
