@@ -15,6 +15,7 @@ environment that has it; without it its line is left out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import resource
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -53,9 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.toy:
         options.rounds, options.repeats, options.images, options.sites = (0, 1), 1, 80, 2
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, adopting():
         write_tensors(options, Path(folder))
         os.environ |= {"PEER_DATA": folder, "OMP_NUM_THREADS": "1", **SILENT}
         found: dict[str, list[Cost]] = {}
@@ -63,6 +62,17 @@ def main() -> None:
             for name, command in frameworks(options).items():
                 found.setdefault(name, []).append(per_round(command, *options.rounds))
     show(options, found)
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Within: orphans become this process's children, where the system can do that."""
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *numbers: None
+    prctl(SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(SUBREAPER, 0, 0, 0, 0)
 
 
 def values(options: argparse.Namespace) -> dict[str, int]:

@@ -110,10 +110,11 @@ def test_a_mistake_begins_no_further_run(workers, tmp_path, capsys):
 
 
 def test_a_process_that_dies_is_replaced(tmp_path, capsys):
+    before = psutil.Process().children()  # multiprocessing's own, which other tests have started
     with pytest.raises(RunFailed, match=r"dies-b: its process ended early \(SIGKILL.*the same command goes on"):
         run_all(configs("a", "dies-b", "c", "dies-d", "e"), tmp_path, said, 2)
     finished = re.findall(r"of 5: (\S+) finished", capsys.readouterr().err)
-    assert sorted(finished) == ["a", "c", "e"] and not psutil.Process().children()
+    assert sorted(finished) == ["a", "c", "e"] and set(psutil.Process().children()) <= set(before)
 
 
 @pytest.mark.slow

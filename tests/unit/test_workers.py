@@ -170,9 +170,10 @@ def dying(names, announce, tell):
 
 
 def test_a_dead_worker_is_one_line_that_names_its_sites():
+    before = psutil.Process().children()  # multiprocessing's own, which other tests have started
     with small(dying) as transport, pytest.raises(RunFailed, match="the worker process of site-.*SIGKILL.*resumed"):
         list(transport.exchange(asked("train")))
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_names_in_a_line_are_few():
