@@ -17,7 +17,7 @@ from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 from nvflare.recipe import SimEnv
 
 MOST_SITES = 100
-"""FLARE's limit unless it is told another."""
+"""FLARE's default limit."""
 
 
 class ForkedSimEnv(SimEnv):

@@ -43,9 +43,7 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
     """
     root = Path(tempfile.mkdtemp(prefix="updates_", dir=folder))
     cells = _receiving(engine)
-    before = [
-        {key: cell.get_fobs_context().get(key) for key in (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)} for cell in cells
-    ]
+    before = [_switch(cell) for cell in cells]
     try:
         for cell in cells:
             cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(root)})
@@ -57,6 +55,7 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
 
 
 def _switch(cell: Any) -> dict[str, Any]:
+    """A cell's present values of what switches this on."""
     context = cell.get_fobs_context()
     return {key: context.get(key) for key in (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)}
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 Roles = dict[str, tuple[str, str]]
-Series = Mapping[str, Sequence[float | None]]
 Table = Mapping[str, Mapping[str, float | None]]
 SHADES = 9
 TALL = 40
