@@ -8,13 +8,13 @@ which this package serialises itself, go in as markup.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report import words
 from fairflare.report.compare import objective_words
 from fairflare.report.metrics import label
-from fairflare.report.values import capital, in_order, moment, plural, signed, size, stop, text
+from fairflare.report.templates import environment
+from fairflare.report.values import in_order, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -97,29 +97,9 @@ def _metric_names(metrics: Any) -> list[str]:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "num": text,
-        "signed": signed,
-        "label": label,
-        "plural": plural,
-        "interval": _interval,
-        "stop": stop,
-        "capital": capital,
-        "objective": objective_words,
-        "moment": moment,
-        "size": size,
-    }
-    return environment
+    made = environment().overlay()
+    made.filters = {**made.filters, "label": label, "interval": _interval, "objective": objective_words}
+    return made
 
 
 def _interval(found: Json, digits: int = 3) -> str:

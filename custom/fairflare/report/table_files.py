@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables (``table_model``) as Markdown, CSV, LaTeX, HTML and JSON.
+
+Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
+command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fairflare.federation.state import save_json, save_text
+from fairflare.report.table_model import Cell, Column, Row, Table, headings
+from fairflare.report.templates import environment
+
+CSV_COLUMNS = (
+    "table", "group", "row", "column_group", "column", "value", "low", "high", "spread", "n", "published", "words",
+    "mark", "notes",
+)  # fmt: skip
+ENDINGS = ("json", "csv", "md", "tex", "html")
+"""The files that ``write_tables`` writes, each with the same name."""
+DAGGER = "\N{DAGGER}"
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{EN DASH}": "--",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{DAGGER}": r"\dag{}", "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}", "|": r"\textbar{}", '"': "''",
+    "\N{LESS-THAN OR EQUAL TO}": r"$\leq$", "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    "\N{GREEK SMALL LETTER ALPHA}": r"$\alpha$", "\N{GREEK SMALL LETTER BETA}": r"$\beta$",
+    "\N{GREEK SMALL LETTER RHO}": r"$\rho$", "\N{GREEK SMALL LETTER TAU}": r"$\tau$",
+    "\N{GREEK SMALL LETTER LAMDA}": r"$\lambda$", "\N{GREEK SMALL LETTER MU}": r"$\mu$",
+    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
+}  # fmt: skip
+
+
+def as_markdown(table: Table, *, heading: int | None = None) -> str:
+    """A Markdown table with its caption above and its footnotes below.
+
+    Args:
+        table: what to write.
+        heading: level of a heading with the table's title, 1 to 6; None: no heading.
+    """
+    groups = any(column.group for column in table.columns)
+    names = [f"{c.group}: {c.title}" if groups and c.group else c.title for c in table.columns]
+    lines = ["| " + " | ".join(map(_md, (table.stub, *names))) + " |"]
+    lines += ["| " + " | ".join(["---", *("---" if column.words else "--:" for column in table.columns)]) + " |"]
+    for group, rows in groupby(table.rows, key=lambda row: row.group):
+        if group:
+            lines.append("| " + " | ".join([f"**{_md(group)}**", *("" for _ in table.columns)]) + " |")
+        for row in rows:
+            cells = [_md_cell(table.cell(row, column), column) for column in table.columns]
+            lines.append("| " + " | ".join([_md(row.title) + _superscript(row.notes), *cells]) + " |")
+    parts = [f"{'#' * heading} {_md(table.title)}"] if heading else []
+    parts += [_md(table.caption)] if table.caption else []
+    parts += ["\n".join(lines)]
+    parts += ["\n".join(f"{i}. {_md(note)}" for i, note in enumerate(table.footnotes, 1))] if table.footnotes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def as_csv(*tables: Table) -> str:
+    """One line per cell, numbers unrounded; text that a spreadsheet would take for a formula begins with "'"."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                cell = table.cell(row, column)
+                numbers = (cell.value, cell.low, cell.high, cell.spread, cell.n, cell.published)
+                names = (table.key, row.group, row.key, column.group, column.key)
+                last = (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
+                writer.writerow([*map(_csv, names), *("" if x is None else x for x in numbers), *map(_csv, last)])
+    return out.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    r"""A ``table`` environment in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
+    count = len(table.columns) + 1
+    form = "l" + "".join("l" if column.words else "r" for column in table.columns)
+    lines = [r"\begin{table}", r"\centering", f"\\caption{{{latex(table.caption or table.title)}}}"]
+    lines += [f"\\label{{tab:{table.key}}}", f"\\begin{{tabular}}{{{form}}}", r"\toprule", *_latex_head(table)]
+    lines += [r"\midrule"]
+    for index, (group, rows) in enumerate(groupby(table.rows, key=lambda row: row.group)):
+        lines += [r"\midrule"] if index else []
+        lines += [f"\\multicolumn{{{count}}}{{l}}{{\\emph{{{latex(group)}}}}} \\\\"] if group else []
+        for row in rows:
+            cells = [_latex_cell(table.cell(row, column), column) for column in table.columns]
+            lines.append(" & ".join([latex(row.title) + _latex_notes(row.notes), *cells]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    notes = [f"$^{{{i}}}$ {latex(note)}" for i, note in enumerate(table.footnotes, 1)]
+    notes += [f"{latex(DAGGER)} dominated"] if _has(table, "dominated") else []
+    lines += [r"\par\smallskip\footnotesize", " ".join(notes)] if notes else []
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def as_html(
+    title: str,
+    tables: Sequence[Table],
+    *,
+    lead: Sequence[str] = (),
+    figures: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+) -> str:
+    """One page that needs nothing beside it, in light, dark and print, in the style of the reports.
+
+    Args:
+        title: of the page.
+        tables: in order.
+        lead: sentences above the tables, each a paragraph.
+        figures: SVG elements of ``report.svg``, which escapes what they hold; no other markup is let through.
+        facts: name -> text, at the end: the command, versions, the machine.
+    """
+    from markupsafe import Markup
+
+    found = environment().get_template("tables.html.j2")
+    shown = [{"table": table, "headings": headings(table.columns), "parts": _parts(table)} for table in tables]
+    drawn = [Markup(svg) for svg in figures if svg]
+    return found.render(title=title, tables=shown, lead=list(lead), figures=drawn, facts=dict(facts or {}))
+
+
+def write_tables(
+    folder: Path,
+    name: str,
+    title: str,
+    tables: Sequence[Table],
+    *,
+    lead: Sequence[str] = (),
+    figures: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
+
+    Args:
+        folder: where.
+        name: of the files, without an ending.
+        title: of the page and of the Markdown file.
+        tables: in order.
+        lead: see ``as_html``; stands in the Markdown file, too.
+        figures: see ``as_html``.
+        facts: see ``as_html``; stands in the Markdown and JSON files, too.
+        more: further values of the JSON file.
+    """
+    told = dict(facts or {})
+    content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
+    save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
+    texts: dict[str, str] = {
+        "csv": as_csv(*tables),
+        "md": _document(title, tables, lead, told),
+        "tex": "% needs \\usepackage{booktabs}\n" + "\n".join(map(as_latex, tables)),
+        "html": as_html(title, tables, lead=lead, figures=figures, facts=told),
+    }
+    for ending, text in texts.items():
+        save_text(folder / f"{name}.{ending}", text)
+    return [folder / f"{name}.{ending}" for ending in ENDINGS]
+
+
+def latex(text: str) -> str:
+    """Text with everything that LaTeX reads as a command written out; characters without a shape are left out."""
+    return "".join(LATEX.get(char, char) for char in _plain(text))
+
+
+def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: Mapping[str, str]) -> str:
+    level = 2 if len(tables) > 1 else None
+    parts = [f"# {_md(title)}\n", *(f"{_md(sentence)}\n" for sentence in lead)]
+    parts += [as_markdown(table, heading=level) for table in tables]
+    parts += ["\n".join(f"- {_md(name)}: {_md(text)}" for name, text in facts.items()) + "\n"] if facts else []
+    return "\n".join(parts)
+
+
+def _parts(table: Table) -> list[dict[str, Any]]:
+    """The table's rows by group, each value as the page shows it."""
+    return [
+        {"group": group, "rows": [_html_row(table, row) for row in rows]}
+        for group, rows in groupby(table.rows, key=lambda row: row.group)
+    ]
+
+
+def _html_row(table: Table, row: Row) -> dict[str, Any]:
+    return {"title": row.title, "notes": row.notes, "cells": [_html_cell(table, row, c) for c in table.columns]}
+
+
+def _html_cell(table: Table, row: Row, column: Column) -> dict[str, Any]:
+    cell = table.cell(row, column)
+    form = cell.form or column.form
+    below = cell.interval(column.form).strip(" []").replace(", ", " to ") if cell.spread is None else ""
+    shown = form.write(cell.value) if below and not cell.words else cell.written(column.form)
+    published = "" if cell.published is None else form.write(cell.published)
+    words = column.words or (bool(cell.words) and len(cell.words) > 24)
+    return {"text": shown, "below": below, "published": published, "cell": cell, "words": words}
+
+
+def _md_cell(cell: Cell, column: Column) -> str:
+    shown = _md(cell.words) if cell.words else cell.written(column.form)
+    around = {"best": "**", "second": "_"}.get(cell.mark, "")
+    return f"{around}{shown}{around}" + _after(cell, column, _superscript)
+
+
+def _latex_cell(cell: Cell, column: Column) -> str:
+    shown = latex(cell.written(column.form))
+    shown = {"best": f"\\textbf{{{shown}}}", "second": f"\\underline{{{shown}}}"}.get(cell.mark, shown)
+    return shown + latex(_after(cell, column, lambda notes: "")) + _latex_notes(cell.notes)
+
+
+def _after(cell: Cell, column: Column, notes: Callable[[tuple[int, ...]], str]) -> str:
+    published = "" if cell.published is None else f" (paper {(cell.form or column.form).write(cell.published)})"
+    return (f" {DAGGER}" if cell.mark == "dominated" else "") + published + notes(cell.notes)
+
+
+def _latex_head(table: Table) -> list[str]:
+    lines, at = [], 2
+    if groups := headings(table.columns):
+        over = [f"\\multicolumn{{{span}}}{{c}}{{{latex(name)}}}" for name, span in groups]
+        lines.append(" & ".join(["", *over]) + r" \\")
+        for name, span in groups:
+            lines += [f"\\cmidrule(lr){{{at}-{at + span - 1}}}"] if name else []
+            at += span
+    arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
+    titles = [latex(column.title) + arrows[column.better] for column in table.columns]
+    return [*lines, " & ".join([latex(table.stub), *titles]) + r" \\"]
+
+
+def _latex_notes(notes: Iterable[int]) -> str:
+    shown = ",".join(map(str, notes))
+    return f"$^{{{shown}}}$" if shown else ""
+
+
+def _superscript(notes: Iterable[int]) -> str:
+    shown = ",".join(map(str, notes))
+    return f" <sup>{shown}</sup>" if shown else ""
+
+
+def _has(table: Table, mark: str) -> bool:
+    return any(cell.mark == mark for row in table.rows for cell in row.cells.values())
+
+
+def _plain(text: str) -> str:
+    """One line of characters that have a shape."""
+    return "".join(char for char in re.sub(r"\s+", " ", str(text)) if char.isprintable())
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\|`*\[\]<>])", r"\\\1", _plain(text))
+
+
+def _csv(text: str) -> str:
+    """Text that no spreadsheet computes: what begins as a formula does is quoted."""
+    found = _plain(text)
+    return f"'{found}" if found[:1] in ("=", "+", "-", "@") and found != "-" else found
