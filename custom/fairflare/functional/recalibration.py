@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recalibration of probabilities: an intercept a and a slope b on the logit, sigma(a + b z), or a temperature T.
+
+Everything is fitted from sums over cases, so that sums over sites serve as well as sums within one: of the five numbers
+of a Newton step, of counts per bin of the logit, or of losses on a grid of temperatures. T = 1 / b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, log_softmax
+
+Array = npt.NDArray[np.float64]
+STEPS = 100
+HALVINGS = 40
+CLOSE = 1e-12
+STEEPEST = 50.0
+"""Largest |a| and |b|: further out every probability is 0 or 1 in double precision."""
+LEAST_FOR_SLOPE, LEAST_PER_CLASS = 50, 10
+"""Cases, and cases of each class, below which a site's slope is that of all sites."""
+
+
+class Sums(NamedTuple):
+    """Sums over cases at (a, b) with p = sigma(a + b z) and v = p (1 - p)."""
+
+    n: float
+    positives: float
+    p: float
+    residual_z: float
+    """Of z (y - p)."""
+    v: float
+    vz: float
+    vzz: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """sigma(a + b z)."""
+
+    intercept: float = 0.0
+    slope: float = 1.0
+
+
+UNCHANGED = Line()
+
+
+def sums(logits: Array, labels: Array, line: Line = UNCHANGED, counts: Array | None = None) -> Sums:
+    """The sums of a Newton step at ``line``.
+
+    Args:
+        logits: (N,) z.
+        labels: (N,) y in {0, 1}, or in [0, 1] as shares of ``counts``.
+        line: where.
+        counts: (N,) cases that each entry stands for; 1 each by default.
+    """
+    many = np.ones_like(logits) if counts is None else counts
+    p = expit(line.intercept + line.slope * logits)
+    v = many * p * (1 - p)
+    residual = many * (labels - p)
+    found = (many, many * labels, many * p, logits * residual, v, v * logits, v * logits * logits)
+    return Sums(*(float(part.sum()) for part in found))
+
+
+def fitted(
+    logits: Array,
+    labels: Array,
+    *,
+    counts: Array | None = None,
+    intercept: bool = True,
+    slope: bool = False,
+    start: Line = UNCHANGED,
+    penalty: tuple[float, float] = (0.0, 0.0),
+    towards: Line = UNCHANGED,
+) -> Line:
+    """The line of the largest likelihood, less penalty_a (a - a_0)^2 / 2 + penalty_b (b - b_0)^2 / 2.
+
+    What is not fitted stays as in ``start``. Newton's method with steps halved until the objective does not grow.
+    Classes that a line separates perfectly, one class alone included, have no finite maximum without a penalty: then
+    the coefficients stop at ``STEEPEST``.
+
+    Args:
+        logits: (N,) z, finite.
+        labels: (N,) y, see ``sums``.
+        counts: see ``sums``.
+        intercept: whether a is fitted.
+        slope: whether b is.
+        start: where the search begins.
+        penalty: (penalty_a, penalty_b), >= 0.
+        towards: (a_0, b_0).
+    """
+    free = np.array([intercept, slope])
+    weights, centre = np.array(penalty), np.array([towards.intercept, towards.slope])
+    many = np.ones_like(logits) if counts is None else counts
+
+    def objective(at: Array) -> float:
+        eta = at[0] + at[1] * logits
+        losses = np.logaddexp(0.0, eta) - labels * eta
+        return float((many * losses).sum() + (weights * (at - centre) ** 2).sum() / 2)
+
+    at = np.array([start.intercept, start.slope])
+    for _ in range(STEPS):
+        step = _newton_step(sums(logits, labels, Line(*at), many), at, weights, centre, free)
+        moved = _descended(objective, at, step)
+        if float(np.abs(moved - at).max()) <= CLOSE:
+            return Line(float(moved[0]), float(moved[1]))
+        at = moved
+    return Line(float(at[0]), float(at[1]))
+
+
+def _newton_step(found: Sums, at: Array, weights: Array, centre: Array, free: npt.NDArray[np.bool_]) -> Array:
+    gradient = np.array([found.positives - found.p, found.residual_z]) - weights * (at - centre)
+    hessian = np.array([[found.v, found.vz], [found.vz, found.vzz]]) + np.diag(weights)
+    step = np.zeros(2)
+    if free.any():
+        chosen = np.ix_(free, free)
+        step[free] = np.linalg.lstsq(hessian[chosen], gradient[free], rcond=None)[0]
+    return step
+
+
+def _descended(objective: Callable[[Array], float], at: Array, step: Array) -> Array:
+    """``at`` plus the step, halved until the objective does not grow; within ``STEEPEST``."""
+    here = objective(at)
+    for halving in range(HALVINGS):
+        moved = np.clip(at + step / 2**halving, -STEEPEST, STEEPEST)
+        if objective(moved) <= here + CLOSE * abs(here):
+            return np.asarray(moved)
+    return at
+
+
+def recalibrated(
+    logits: Array, labels: Array, of_all: Line, penalty: float = 2.0, *, slope: bool = True
+) -> tuple[Line, str]:
+    """A site's own line, drawn towards that of all sites, and why it has no slope of its own ("": it has one).
+
+    The intercept always; the slope with at least 50 cases and 10 of each class, and if it is above 0: a slope of 0 or
+    less would turn the ranking round. Otherwise the slope stays at that of ``of_all``.
+
+    Args:
+        logits: (N,) z.
+        labels: (N,) y in {0, 1}.
+        of_all: the line of all sites together.
+        penalty: of both coefficients, in cases' worth of information; 0 draws nothing.
+        slope: whether a slope is wanted.
+    """
+
+    def own(with_slope: bool) -> Line:
+        weights = (penalty, penalty)
+        return fitted(logits, labels, slope=with_slope, start=of_all, penalty=weights, towards=of_all)
+
+    if not slope:
+        return own(False), "not asked for"
+    per_class = min(float(labels.sum()), float(len(labels) - labels.sum()))
+    if len(labels) < LEAST_FOR_SLOPE or per_class < LEAST_PER_CLASS:
+        return own(False), f"needs {LEAST_FOR_SLOPE} cases and {LEAST_PER_CLASS} of each class"
+    line = own(True)
+    return (line, "") if line.slope > 0 else (own(False), "was not above 0")
+
+
+def temperature(
+    log_probabilities: Array, labels: npt.NDArray[np.int64], penalty: float = 0.0, towards: float = 1.0
+) -> float:
+    """T > 0 with the largest likelihood of softmax(log p / T), less penalty (1/T - 1/towards)^2 / 2.
+
+    The loss is convex in b = 1 / T: Newton's method, with steps halved, within [1 / STEEPEST, STEEPEST].
+
+    Args:
+        log_probabilities: (N, C); logits will do.
+        labels: (N,).
+        penalty: >= 0.
+        towards: the temperature that it is drawn to.
+    """
+    scores, centre = log_softmax(log_probabilities, axis=1), 1.0 / towards
+
+    def objective(at: Array) -> float:
+        return float(losses_at(scores, labels, np.array([1.0 / at[0]]))[0] + penalty * (at[0] - centre) ** 2 / 2)
+
+    at = np.array([centre])
+    for _ in range(STEPS):
+        p = np.exp(log_softmax(at[0] * scores, axis=1))
+        mean = (p * scores).sum(axis=1)
+        gradient = (scores[np.arange(len(labels)), labels] - mean).sum() - penalty * (at[0] - centre)
+        curvature = ((p * scores**2).sum(axis=1) - mean**2).sum() + penalty
+        step = np.array([gradient / curvature if curvature > 0 else 0.0])
+        moved = np.clip(_descended(objective, at, step), 1.0 / STEEPEST, STEEPEST)
+        if float(np.abs(moved - at).max()) <= CLOSE:
+            return float(1.0 / moved[0])
+        at = moved
+    return float(1.0 / at[0])
+
+
+def losses_at(log_probabilities: Array, labels: npt.NDArray[np.int64], temperatures: Array) -> Array:
+    """(T,) summed cross-entropy of softmax(log p / T) at each temperature; >= 0."""
+    rows = np.arange(len(labels))
+    return np.array([-log_softmax(log_probabilities / t, axis=1)[rows, labels].sum() for t in temperatures])
+
+
+def least_on_grid(losses: Array, temperatures: Array) -> float:
+    """The temperature of the least loss: the vertex of the parabola in log T through the best point and its neighbours.
+
+    Args:
+        losses: (T,) sums over cases, and sites.
+        temperatures: (T,) > 0, evenly spaced in log T.
+    """
+    best = int(np.argmin(losses))
+    logs = np.log(temperatures)
+    if best in (0, len(losses) - 1):
+        return float(temperatures[best])
+    before, here, after = losses[best - 1 : best + 2]
+    bend = before - 2 * here + after
+    shift = 0.5 * (before - after) / bend if bend > 0 else 0.0
+    return float(math.exp(logs[best] + shift * (logs[1] - logs[0])))
+
+
+def binned(logits: Array, labels: Array, edges: Array) -> tuple[Array, Array]:
+    """Cases, and cases of class 1, per bin of the logit; what lies outside is counted in the first or last bin.
+
+    Args:
+        logits: (N,) z.
+        labels: (N,) y in {0, 1}.
+        edges: (B + 1,) increasing.
+    """
+    bins = len(edges) - 1
+    places = np.clip(np.searchsorted(edges, logits, side="right") - 1, 0, bins - 1)
+    return (
+        np.bincount(places, minlength=bins).astype(np.float64),
+        np.bincount(places, weights=labels, minlength=bins).astype(np.float64),
+    )
+
+
+def fitted_to_bins(cases: Array, positives: Array, edges: Array, *, slope: bool = False) -> Line:
+    """The line of the largest likelihood where every case counts as lying in the middle of its bin."""
+    centres = (edges[1:] + edges[:-1]) / 2
+    shares = np.divide(positives, cases, out=np.zeros_like(cases), where=cases > 0)
+    return fitted(centres, shares, counts=cases, slope=slope)
