@@ -19,7 +19,7 @@ DIGITS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def methods():
-    with loaded("fedprox", "fedbn", "ditto") as found:
+    with loaded("fedbn", "ditto") as found:
         yield found
 
 

@@ -4,39 +4,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, LocalWork, Paper
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, LocalWork
+from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
 from fairflare.trainers.base import Trainer
-
-PAPER = Paper(
-    "Li et al.",
-    "Federated Optimization in Heterogeneous Networks",
-    "MLSys",
-    2020,
-    "https://arxiv.org/abs/1812.06127",
-)
 
 
 @trainer("fedprox")
 @dataclass(frozen=True)
 class FedProx(Trainer):
-    """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters (Eq. 2), with the task's optimizer.
+    """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters, with the task's optimizer.
+
+    Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, Eq. 2.
 
     Args:
         mu: weight of the proximal term, >= 0; 0 is plain training. The authors try 0.001, 0.01, 0.1 and 1.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ValueError(f"mu must be finite and >= 0, got {self.mu}")
+    mu: Annotated[float, Range(0, 1e6)] = 0.01
 
     def setup(self, work: LocalWork) -> None:
         """Keep the parameters that the round starts from, w^t, on the device."""
@@ -49,13 +41,3 @@ class FedProx(Trainer):
         add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
         optimizer.step()
         return loss
-
-
-method(
-    "fedprox",
-    title="FedProx",
-    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    paper=PAPER,
-    rule="fedavg",
-    trainer="fedprox",
-)
