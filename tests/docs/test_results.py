@@ -89,3 +89,10 @@ def test_the_cost_of_a_method_is_the_one_that_list_prints():
     assert {"fedavg", "fedism-plus"} <= {id for id, _ in shown} <= set(costs)
     for id, cost in shown:
         assert f"{float(cost):.1f}" == f"{costs[id]:.1f}", id
+
+
+@pytest.mark.parametrize("id", [row["id"] for row in method_rows()])
+def test_every_method_has_a_card(id):
+    card = (ROOT / "docs" / "methods" / f"{id}.md").read_text(encoding="utf-8")
+    assert card.startswith("# ") and f"(`{id}`)" in card.splitlines()[0]
+    assert all(f"**{part}" in card for part in ("What it is for.**", "Rule", "Cost.**", "Attribution.**"))
