@@ -234,7 +234,7 @@ def test_whatever_sites_answer_the_next_model_is_finite_and_weights_are_shares(m
             replies = _answered_twice(rule, gate, pick, model, verdict.replies, state, number)
             if not replies:
                 return
-            outcome = rule.aggregate(model, replies, state, Info(Round(number, ROUNDS)))
+            outcome = rule.aggregate(model, replies, state, Info(Round(number, ROUNDS), lr=0.1))
             assert all(bool(torch.isfinite(value).all()) for value in outcome.model.values())
             assert bool((outcome.model["1.running_var"] >= 0).all())
             assert set(outcome.weights) == {r.site for r in replies}

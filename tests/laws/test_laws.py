@@ -41,6 +41,12 @@ VARIANTS = [
     ("fedufo", {"radius": None, "gamma": 50.0}),
     ("fedufo", {"apply": "local"}),
     ("fedism-plus", {"state": "L"}),
+    ("qfedavg", {"q": 0.5}),
+    ("qfedavg", {"q": 30.0}),
+    ("qfedavg", {"per_step": True}),
+    ("qfedavg", {"q": 2.0, "static": True}),
+    ("qffl", {"q": 200.0}),
+    ("qffl", {"prior": "none", "q": 100.0, "variant": "reference"}),
 ]
 
 

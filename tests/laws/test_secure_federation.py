@@ -85,7 +85,10 @@ def weights(weighed):
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}], ids=str)
+SUMMED = [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}, {"method": "qffl", "q": 2.0}]
+
+
+@pytest.mark.parametrize("settings", SUMMED, ids=str)
 def test_the_weights_are_those_of_the_open_run(settings, tmp_path, monkeypatch):
     weighed = weighed_at_sites(monkeypatch)
     open_model, entries, _ = federate(config_of("none", **settings), tmp_path / "open")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adversarial weights on the simplex: a multiplicative step towards large losses, and balls around uniform weights."""
+"""Weights on the simplex: steps towards large losses, projections, and balls around uniform weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,19 @@ def ascended(weights: Mapping[K, float], values: Mapping[K, float], step: float)
         values: v_k, finite.
         step: gamma E >= 0.
     """
-    logs = {k: math.log(max(weights[k], FLOOR)) + step * v for k, v in values.items()}
+    return softmax({k: math.log(max(weights[k], FLOOR)) + step * v for k, v in values.items()})
+
+
+def softmax(logs: Mapping[K, float]) -> Lambda[K]:
+    """e^{l_k} / Z of finite logarithms, at least one."""
     top = max(logs.values())
     return _normalised({k: math.exp(value - top) for k, value in logs.items()})
+
+
+def of_largest(values: Mapping[K, float]) -> Lambda[K]:
+    """Equal shares of 1 for the keys of the largest value, 0 for the others."""
+    top = max(values.values())
+    return _normalised({k: float(value == top) for k, value in values.items()})
 
 
 def in_ball(weights: Mapping[K, float], radius: float | None, ball: Ball = "chi-square") -> Lambda[K]:

@@ -154,7 +154,7 @@ def added_whole(model: StateDict, total: StateDict, state: State) -> Outcome:
     return Outcome(after, {}, state, {"weights": "applied at the sites, unknown to the server"})
 
 
-def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -> StateDict:
+def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Mapping[str, float]) -> StateDict:
     """``model`` plus the weighted sum of the updates, in the order of the replies; integer buffers are kept.
 
     Sums run in float32 or the entry's own wider type, one entry at a time, so that the extra memory is one model.
@@ -169,6 +169,24 @@ def add_weighted(model: StateDict, replies: Sequence[Reply], weights: Weights) -
             total.add_(reply.update[key], alpha=weights[reply.site])
         result[key] = total.to(value.dtype)
     return result
+
+
+def add_scaled(model: StateDict, replies: Sequence[Reply], weights: Weights, step: float) -> StateDict:
+    """``add_weighted`` with the trainable parameters moved ``step`` times as far; buffers are averaged as ever."""
+    return add_factors(model, replies, {site: step * weight for site, weight in weights.items()}, weights)
+
+
+def add_factors(
+    model: StateDict, replies: Sequence[Reply], factors: Mapping[str, float], weights: Weights
+) -> StateDict:
+    """``model`` plus the updates: parameters times ``factors`` of any sign and sum, buffers averaged by ``weights``.
+
+    Running statistics outside of what the sites hold would make no sense, and a variance might be negative.
+    """
+    parameters = {key: value for key, value in model.items() if key in replies[0].trainable}
+    buffers = {key: value for key, value in model.items() if key not in parameters}
+    moved = add_weighted(parameters, replies, factors) | add_weighted(buffers, replies, weights)
+    return {key: moved[key] for key in model}
 
 
 def shares(amounts: Mapping[str, float]) -> Weights:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The received model's mean loss on a site's own data: F_k(w^t), one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fairflare.core.registry import probe
+from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, SplitName
+from fairflare.core.validation import Few
+from fairflare.probes.base import Probe
+
+
+@probe("loss")
+@dataclass(frozen=True)
+class Loss(Probe):
+    """Mean of the task's loss in evaluation mode and with evaluation transforms, without logit adjustment.
+
+    Args:
+        loss_split: the split that is measured.
+        probe_batch: examples per forward pass; changes memory and rounding only.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=1)
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on one split of the site's data"),
+    )
+
+    loss_split: Literal["train", "val"] = "train"
+    probe_batch: Few = 64
+
+    def __post_init__(self) -> None:
+        if self.probe_batch < 1:
+            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """One forward pass."""
+        return {"loss": mean_loss(work, self.loss_split, self.probe_batch)}
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """The split."""
+        return needs_of(self.loss_split)
+
+
+def needs_of(split: SplitName) -> tuple[Need, ...]:
+    """An example in ``split``; a site always has one to train on."""
+    return () if split == "train" else (Need(split, 1, "the method weighs sites by the loss on it"),)
+
+
+@torch.no_grad()
+def mean_loss(work: LocalWork, split: SplitName, batch_size: int) -> float:
+    """The mean loss of ``work.network`` over ``split``, summed in float64.
+
+    Args:
+        work: of the round.
+        split: with at least one example.
+        batch_size: examples per forward pass, >= 1.
+    """
+    network, objective = work.network.eval(), work.loss()
+    total = torch.zeros((), dtype=torch.float64, device=work.device)
+    for batch in work.data.fixed(split, batch_size):
+        work.stop_if_aborted()
+        there = batch.to(work.device)
+        total += objective(network(there.inputs), there.targets, reduction="none").double().sum()
+    return float(total) / work.data.size(split)
