@@ -34,13 +34,12 @@ DITTO = ("ditto", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3
 def fedbn(tmp_path_factory):
     """The configuration, and real answers of a real site that keeps its BatchNorm."""
     memory = tmp_path_factory.mktemp("site") / "site-1.pt"
-    with loaded("fedbn"):
-        config = make_config("fedbn", "digits:small", rounds=1, values=VALUES)
-        parts = build_parts(config)
-        site = build_site(config, parts, "site-1", memory=memory)
-        tasks = ("preflight", "train", "evaluate")
-        answers = {task: site.handle(Instruction(task, Round(1, 1), parts.model)) for task in tasks}
-        yield config, answers, torch.load(personal_file(memory), weights_only=True)
+    config = make_config("fedbn", "digits:small", rounds=1, values=VALUES)
+    parts = build_parts(config)
+    site = build_site(config, parts, "site-1", memory=memory)
+    tasks = ("preflight", "train", "evaluate")
+    answers = {task: site.handle(Instruction(task, Round(1, 1), parts.model)) for task in tasks}
+    return config, answers, torch.load(personal_file(memory), weights_only=True)
 
 
 def filtered(config, task, answer):

@@ -18,6 +18,7 @@ from fairflare.federation.memory import SiteMemory, claimed, forget, personal_fi
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.rules.fedavg import FedAvg
+from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
 from fairflare.trainers.fedprox import FedProx
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_federation, make_sites, small_network
@@ -30,8 +31,8 @@ RESULTS = {"val": NUMBERS, "test": NUMBERS, "n": {"val": 8.0, "test": 8.0}, "gro
 
 @pytest.fixture(scope="module")
 def trainers():
-    with loaded("fedbn", "ditto") as found:
-        yield {"fedbn": found["fedbn"].FedBN(), "ditto": found["ditto"].Ditto()}
+    with loaded("ditto") as found:
+        yield {"fedbn": FedBN(), "silobn": SiloBN(), "ditto": found["ditto"].Ditto()}
 
 
 def plain_network():
@@ -57,20 +58,21 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(trainers):
-    site = a_site(trainers["fedbn"])
-    assert trainers["fedbn"].personal_entries(initial_model()) == NORM
+@pytest.mark.parametrize("name, stay", [("fedbn", NORM), ("silobn", NORM - {"1.weight", "1.bias"})])
+def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(trainers, name, stay):
+    site = a_site(trainers[name])
+    assert trainers[name].personal_entries(initial_model()) == stay
     first = trained(site, 1, initial_model())
     floating = {key for key, value in initial_model().items() if value.is_floating_point()}
-    assert set(first.update) == floating - NORM
-    kept = {key: value.clone() for key, value in site.network.state_dict().items() if key in NORM}
+    assert set(first.update) == floating - stay
+    kept = {key: value.clone() for key, value in site.network.state_dict().items() if key in stay}
     assert not torch.equal(kept["1.running_mean"], initial_model()["1.running_mean"])
     start = site.trainer.site_model(initial_model(), site.memory.before(2))
-    assert all(torch.equal(start[key], kept[key]) for key in NORM)
-    assert all(torch.equal(start[key], initial_model()[key]) for key in set(start) - NORM)
+    assert all(torch.equal(start[key], kept[key]) for key in stay)
+    assert all(torch.equal(start[key], initial_model()[key]) for key in set(start) - stay)
 
 
-@pytest.mark.parametrize("name", ["fedbn", "ditto"])
+@pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto"])
 def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, name, tmp_path):
     path = tmp_path / "site-1.pt"
     site = a_site(trainers[name], path)
@@ -163,9 +165,19 @@ def test_bad_parameters_are_named(cls, name, bad):
         checked(cls, name, bad)
 
 
-def test_fedbn_needs_batchnorm(trainers):
+@pytest.mark.parametrize("cls", [FedBN, SiloBN])
+def test_fedbn_needs_batchnorm(cls):
     with pytest.raises(UserError, match="BatchNorm"):
-        trainers["fedbn"].personal_entries(plain_network().state_dict())
+        cls().personal_entries(plain_network().state_dict())
+
+
+def test_layers_are_known_by_their_statistics_whatever_their_names():
+    norms = (nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.LayerNorm(4))
+    model = nn.Sequential(*norms, nn.InstanceNorm1d(4, track_running_stats=True)).state_dict()
+    statistics = {f"{layer}.{name}" for layer in ("0", "1.1", "3") for name in STATISTICS}
+    assert SiloBN().personal_entries(model) == statistics
+    affine = {f"{layer}.{name}" for layer in ("0", "1.1") for name in ("weight", "bias")}
+    assert FedBN().personal_entries(model) == statistics | affine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ DIGITS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def methods():
-    with loaded("fedbn", "ditto") as found:
+    with loaded("ditto") as found:
         yield found
 
 
