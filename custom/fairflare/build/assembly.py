@@ -169,6 +169,8 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     chosen = chosen_probes(made.rule, made.probes, outline, [spec.name for spec in made.trainer.sends])
     parts = Parts(task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
+    if reason := made.trainer.unsuited(network):
+        raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
     if config.stacked and (
         reason := unstackable(network, made.trainer, part(Training, config.training), default_device())
     ):

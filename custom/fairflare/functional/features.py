@@ -17,15 +17,32 @@ def features_of(network: nn.Module) -> Iterator[list[Tensor]]:
     Raises:
         ValueError: the network has no linear layer.
     """
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    if not layers:
+    layer = _last(network)
+    if layer is None:
         raise ValueError("expected a network with a linear layer, got none")
     found: list[Tensor] = []
-    hook = layers[-1].register_forward_pre_hook(lambda layer, inputs: found.append(inputs[0].float()))
+    hook = layer.register_forward_pre_hook(lambda layer, inputs: found.append(inputs[0].float()))
     try:
         yield found
     finally:
         hook.remove()
+
+
+def lacks_features(network: nn.Module) -> str:
+    """Why a network has no features to train, in words that end a sentence; empty where it has."""
+    layer = _last(network)
+    if layer is None:
+        return "expected a network with a linear layer, whose inputs are its features"
+    head = {id(p) for p in layer.parameters()}
+    if all(id(p) in head for p in network.parameters()):
+        return "expected a network with layers in front of its last one: this one's features are its inputs"
+    return ""
+
+
+def _last(network: nn.Module) -> nn.Linear | None:
+    """The linear layer that is registered last; None where there is none."""
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    return layers[-1] if layers else None
 
 
 def class_means(features: Tensor, targets: Tensor) -> dict[int, Tensor]:

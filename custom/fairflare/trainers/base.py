@@ -115,6 +115,10 @@ class Trainer(ABC):
         """What the task lacks for this trainer, in words that end a sentence; empty when nothing is missing."""
         return ""
 
+    def unsuited(self, network: nn.Module) -> str:
+        """Why this trainer cannot train ``network``, in words that end a sentence; empty where it can."""
+        return ""
+
     def backward(self, work: LocalWork, objective: Objective, batch: Batch, network: nn.Module | None = None) -> Tensor:
         """Add the gradient of the batch's mean loss to the network's gradients; returns that loss.
 

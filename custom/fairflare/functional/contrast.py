@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contrastive terms on the features in front of a network's last layer.
+
+MOON     CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0): features close to the shared model's, away from the site's
+         last ones. Li, He and Song, CVPR 2021, https://arxiv.org/abs/2103.16257, Eq. 3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+TINY = 1e-8
+"""Length below which a vector has no direction."""
+
+
+def directions(vectors: Tensor) -> Tensor:
+    """Rows of (N, ...), flattened to (N, D), of length 1; a row shorter than 1e-8 becomes 0 and has no gradient."""
+    flat = vectors.flatten(1)
+    length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return torch.where(length > TINY, flat / length.clamp_min(TINY), torch.zeros_like(flat))
+
+
+def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
+    """MOON's term, the mean over the batch of -log(e^{s_glob / T} / (e^{s_glob / T} + e^{s_prev / T})).
+
+    Args:
+        z: (N, ...) features of the model that trains.
+        z_global: those of the received model on the same examples.
+        z_previous: those of the site's model of its last round.
+        temperature: T > 0.
+
+    Returns:
+        A number > 0; log 2 where the two models give the same features.
+    """
+    here = directions(z)
+    alike = [(here * directions(other)).sum(1) / temperature for other in (z_global, z_previous)]
+    return F.cross_entropy(torch.stack(alike, dim=1), torch.zeros(len(z), dtype=torch.int64, device=z.device))

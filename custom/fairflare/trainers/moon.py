@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MOON: the features of the local model stay close to the shared model's and away from those of the round before."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, Cost, LocalWork, Offer, StateDict
+from fairflare.core.validation import Range
+from fairflare.functional.contrast import model_contrast
+from fairflare.functional.features import features_of, lacks_features
+from fairflare.trainers.sgd import PlainTrainer
+
+PREVIOUS = "previous model"
+"""Key of a site's memory: the model that its last round ended in."""
+
+
+@trainer("moon")
+@dataclass(frozen=True)
+class Moon(PlainTrainer):
+    """Each step minimises f(w) + ``mu`` CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0) (Li et al., CVPR 2021, Eq. 5).
+
+    z is what enters the network's last linear layer. z_glob and z_prev are the same features under w^t and under the
+    model that the site's last round ended in, both in evaluation mode and without gradient; before a site's first
+    round the latter is w^t, too, and the term has no gradient.
+
+    Args:
+        mu: weight of the term, >= 0; 0 is plain training. The authors choose among 0.1, 1, 5 and 10.
+        temperature: T > 0.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=3, backward=1)
+    mu: Annotated[float, Range(0, 1e6)] = 1.0
+    temperature: Annotated[float, Range(1e-3, 1e3)] = 0.5
+
+    def missing(self, offer: Offer) -> str:
+        """Labels of whole examples: a network that labels pixels has no features of an example."""
+        return "" if offer.class_labels else "MOON needs one class label per example"
+
+    def unsuited(self, network: nn.Module) -> str:
+        """Networks without features."""
+        return lacks_features(network)
+
+    def setup(self, work: LocalWork) -> None:
+        """The two models whose features a step compares its own with."""
+        if self.mu:
+            frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
+            work.scratch["frozen"] = frozen
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One optimizer step on both terms; returns their sum."""
+        if not self.mu:
+            return super().step(work, optimizer, objective, batch)
+        optimizer.zero_grad(set_to_none=True)
+        with features_of(work.network) as found:
+
+            def part(outputs: Tensor, rows: slice) -> Tensor:
+                shared, last = (_features(network, batch.inputs[rows]) for network in work.scratch["frozen"])
+                term = model_contrast(found.pop(), shared, last, self.temperature)
+                return (objective(outputs, batch.targets[rows]) + self.mu * term) * (len(outputs) / len(batch.targets))
+
+            loss = work.execution.backward(work.network, batch.inputs, part)
+        optimizer.step()
+        return loss
+
+    def finish(self, work: LocalWork) -> None:
+        """Keep the model for the next round's z_prev."""
+        work.memory[PREVIOUS] = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
+
+
+def _frozen(network: nn.Module, model: StateDict | None) -> nn.Module:
+    """A copy of ``network`` in evaluation mode without gradients; ``model`` in it, where there is one."""
+    made = copy.deepcopy(network).eval().requires_grad_(False)
+    if model is not None:
+        made.load_state_dict(model)
+    return made
+
+
+@torch.no_grad()
+def _features(network: nn.Module, inputs: Tensor) -> Tensor:
+    with features_of(network) as found:
+        network(inputs)
+    return found[-1]
