@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from fairflare.core import registry
+from fairflare.core.errors import RunFailed
+from fairflare.core.layers import head_of
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.base import add_weighted, uniform
 from fairflare.rules.fedfv import FedFV
+from fairflare.rules.shapfed import ShapFed
 from fairflare.testing.laws import CHECKS
 
 VARIANTS = [
@@ -18,6 +21,10 @@ VARIANTS = [
     ("fedfv", {"tau": 3}),
     ("fedfv", {"variant": "reference"}),
     ("fedfv", {"variant": "reference", "tau": 2}),
+    ("shapfed", {"clip": False}),
+    ("shapfed", {"mu": 0.0, "classes": "held"}),
+    ("shapfed", {"rewards": True}),
+    ("shapfed", {"rewards": True, "receive": "gamma", "weighting": "examples"}),
 ]
 TRAINABLE = frozenset({"w"})
 
@@ -85,3 +92,75 @@ def test_fedfv_running_statistics_take_part_in_no_product():
     wild = [dataclasses.replace(r, update={**r.update, "mean": -1e6 * r.update["mean"]}) for r in sites]
     found = FedFV().aggregate(model(), wild, {}, info()).model
     assert torch.allclose(found["w"], torch.tensor([1.0, 0.0])) and found["mean"] == -1e6
+
+
+# ShapFed
+
+
+def head_reply(k, rows, bias=(0.0, 0.0), n=10, **scalars):
+    update = {"conv.weight": torch.ones(2, 2), "head.weight": torch.tensor(rows), "head.bias": torch.tensor(bias)}
+    return Reply(f"site-{k}", update, n, scalars, trainable=frozenset(update))
+
+
+def head_model():
+    return {"conv.weight": torch.zeros(2, 2), "head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}
+
+
+def shapfed(sites, rule=None):
+    return (rule or ShapFed()).aggregate(head_model(), sites, {}, info())
+
+
+def test_shapfed_by_hand():
+    """Class 0: (1, 0) and (0, 1) against their sum; class 1: both alike."""
+    sites = [head_reply(0, [[1.0, 0.0], [2.0, 2.0]]), head_reply(1, [[0.0, 1.0], [1.0, 1.0]])]
+    outcome = shapfed(sites)
+    expected = {"0": pytest.approx(0.5**0.5), "1": pytest.approx(1.0)}
+    assert outcome.notes["class_similarity"] == {"site-0": expected, "site-1": expected}
+    assert outcome.weights == {"site-0": pytest.approx(0.5), "site-1": pytest.approx(0.5)}
+
+
+def test_shapfed_reads_the_head_alone_and_its_bias():
+    sites = [head_reply(k, [[1.0, 0.0], [0.0, 0.0]], bias=[0.0, b]) for k, b in enumerate((1.0, -0.5))]
+    assert shapfed(sites).notes["class_similarity"]["site-1"] == {"0": pytest.approx(1.0), "1": pytest.approx(-1.0)}
+
+
+def test_shapfed_a_row_of_zeros_scores_zero_and_no_update_at_all_is_uniform():
+    sites = [head_reply(k, [[0.0, 0.0], [0.0, 0.0]]) for k in range(2)]
+    outcome = shapfed(sites)
+    assert set(outcome.notes["gamma"].values()) == {0.0} and set(outcome.weights.values()) == {0.5}
+
+
+def test_shapfed_leaves_out_classes_that_a_site_says_it_lacks():
+    """site-1 pushes class 1 the other way, of which it holds nothing."""
+    sites = [
+        head_reply(0, [[1.0, 0.0], [2.0, 0.0]], **{"holds_class/0": 1.0, "holds_class/1": 1.0}),
+        head_reply(1, [[1.0, 0.0], [-1.0, 0.0]], **{"holds_class/0": 1.0, "holds_class/1": 0.0}),
+    ]
+    assert shapfed(sites).notes["gamma"]["site-1"] == pytest.approx(0.0)
+    assert shapfed(sites, ShapFed(classes="held")).notes["gamma"]["site-1"] == pytest.approx(1.0)
+
+
+def test_shapfed_rewards_mix_the_own_with_the_shared_model():
+    """The best site has the shared model, one that contributes nothing keeps its own."""
+    sites = [head_reply(0, [[1.0, 0.0], [1.0, 0.0]]), head_reply(1, [[0.0, 0.0], [0.0, 0.0]])]
+    outcome = shapfed(sites, ShapFed(rewards=True))
+    assert outcome.notes["received"] == {"site-0": 1.0, "site-1": 0.0}
+    assert torch.equal(outcome.models["site-0"]["head.weight"], outcome.model["head.weight"])
+    assert torch.equal(outcome.models["site-1"]["head.weight"], torch.zeros(2, 2))
+    assert torch.equal(outcome.models["site-1"]["conv.weight"], torch.ones(2, 2))
+
+
+def test_shapfed_the_shared_model_is_made_of_whole_local_models():
+    """A site that started from another model brings the difference to the shared one."""
+    sites = [head_reply(0, [[1.0, 0.0], [1.0, 0.0]])]
+    sent = {"site-0": {key: value + 2 for key, value in head_model().items()}}
+    outcome = ShapFed(rewards=True).aggregate(head_model(), sites, {}, Info(Round(2, 5), models=sent))
+    assert torch.equal(outcome.model["conv.weight"], torch.full((2, 2), 3.0))
+
+
+def test_the_head_is_the_last_trainable_matrix_or_the_one_that_is_named():
+    trained = frozenset(head_model())
+    assert head_of(head_model(), trained) == ["head.weight", "head.bias"]
+    assert head_of(head_model(), trained, "conv") == ["conv.weight"]
+    with pytest.raises(RunFailed, match=r"head: expected a layer with a trainable matrix \(conv, head\), got 'tail'"):
+        shapfed([head_reply(0, [[1.0, 0.0], [1.0, 0.0]])], ShapFed(head="tail"))

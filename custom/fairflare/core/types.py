@@ -215,6 +215,8 @@ class Need:
 
 GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
 """Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
+HELD = "holds_class"
+"""Family of the scalars "holds_class/INDEX": whether a site holds training examples of a class."""
 
 
 @dataclass(frozen=True)

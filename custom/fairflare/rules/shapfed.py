@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShapFed: what a site contributes, class by class, read from the updates of the last layer.
+
+D_k[c]    site k's update of class c's row of the last layer, its bias included
+s_{k,c}   cos(D_k[c], sum_j gamma_j D_j[c])     gamma of the round before (equal at first)
+gamma_k   moving average over the rounds of the mean over classes of s_{k,c}
+w^{t+1}   w^t + sum_k p_k D_k,  p from gamma;   a site's own model, if sites are rewarded: (1 - f_k) w_k + f_k w^{t+1}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from fairflare.core.errors import RunFailed
+from fairflare.core.layers import head_of
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
+from fairflare.core.validation import Range
+from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
+
+
+@rule("shapfed")
+@dataclass(frozen=True)
+class ShapFed(Rule):
+    """Class-wise contributions (Tastan et al., arXiv:2406.00569); despite its name no Shapley value.
+
+    Args:
+        mu: share of the past in the moving average of the contributions, in [0, 1).
+        weighting: p from the contributions, or "examples" (n_k / n), or "uniform".
+        clip: True counts a negative contribution as 0, in p and in f; False (paper and code) lets p_k be negative, in
+            trainable entries alone.
+        rewards: True gives each site a model of its own.
+        receive: f_k of these: "max" is gamma_k / max gamma, "gamma" gamma_k itself (the paper), "share" gamma_k / sum
+            gamma (the code).
+        classes: "all", or "held": a site is scored on the classes that it says it holds.
+        head: the last layer's name; empty: the last trainable matrix of the model.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("gamma", "Contribution", meaning="Moving average of the cosine with the sum, over classes."),
+        Note("received", "Received share of the shared model", "fraction", chart="table", meaning="f_k."),
+        Note("class_similarity", "Class-wise similarity", per="cell", chart="map", over="mean", meaning="s, by class."),
+    )
+    mu: Annotated[float, Range(0, 1)] = 0.9
+    weighting: Literal["contribution", "examples", "uniform"] = "contribution"
+    clip: bool = True
+    rewards: bool = False
+    receive: Literal["max", "gamma", "share"] = "max"
+    classes: Literal["all", "held"] = "all"
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < 1:
+            raise ValueError(f"mu must be in [0, 1), got {self.mu}")
+
+    @property
+    def own_models(self) -> bool:  # type: ignore[override]  # what other rules say of their class depends on a setting
+        """Whether sites are rewarded."""
+        return self.rewards
+
+    @property
+    def useful(self) -> tuple[str, ...]:
+        """Which classes a site holds."""
+        return (HELD,) if self.classes == "held" else ()
+
+    def missing(self, offer: Offer) -> str:
+        """Class labels, where sites are to say which classes they hold."""
+        if self.classes == "held" and not offer.class_labels:
+            return "classes=held needs examples with one class label each; set classes=all"
+        return ""
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """The shared model and, where sites are rewarded, their own; notes hold contributions and their terms."""
+        scores = self._scores(model, replies, state)
+        gamma = self._averaged(scores, state)
+        factors = self._factors(replies, gamma)
+        weights = shares({site: max(factor, 0.0) for site, factor in factors.items()})
+        gone = [_from_shared(r, model, info) for r in replies]
+        after = _added(model, gone, factors, weights)
+        received = self._received(gamma) if self.rewards else {}
+        own = {r.site: _mixed(model, r, after, received[r.site]) for r in gone if r.site in received}
+        notes: dict[str, Any] = {
+            "gamma": gamma,
+            "class_similarity": {site: {str(c): s for c, s in row.items()} for site, row in scores.items()},
+        }
+        if received:
+            notes["received"] = received
+        return Outcome(after, weights, {"gamma": {**state.get("gamma", {}), **gamma}}, notes, own)
+
+    def _scores(self, model: StateDict, replies: Sequence[Reply], state: State) -> dict[str, dict[int, float]]:
+        """Site -> class -> s; a row of zeros scores 0, a class that the site lacks is left out."""
+        try:
+            keys = head_of(model, replies[0].trainable, self.head)
+        except ValueError as error:
+            raise RunFailed(str(error)) from None
+        heads = np.stack([_rows(r, keys) for r in replies])
+        known = _filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
+        gamma = np.array([known[r.site] for r in replies])
+        if gamma.sum() <= 0:
+            gamma = np.ones(len(replies))
+        total = np.einsum("k,kcf->cf", gamma, heads)
+        lengths = np.linalg.norm(heads, axis=2) * np.linalg.norm(total, axis=1)
+        products = np.einsum("kcf,cf->kc", heads, total)
+        cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+        return {
+            r.site: {c: float(s) for c, s in enumerate(row) if len(row) == 1 or self._counts(r, c)}
+            for r, row in zip(replies, np.clip(cosines, -1, 1))
+        }
+
+    def _counts(self, reply: Reply, c: int) -> bool:
+        return self.classes == "all" or reply.scalars.get(f"{HELD}/{c}", 1.0) > 0
+
+    def _averaged(self, scores: Mapping[str, Mapping[int, float]], state: State) -> dict[str, float]:
+        """gamma of the sites that are here; who is new, or has no class to be scored on, keeps what there is."""
+        before, found = state.get("gamma", {}), {}
+        for site, row in scores.items():
+            old = before.get(site)
+            now = float(np.mean(list(row.values()))) if row else (old or 0.0)
+            found[site] = now if old is None else self.mu * old + (1 - self.mu) * now
+        return found
+
+    def _factors(self, replies: Sequence[Reply], gamma: Mapping[str, float]) -> Weights:
+        """What the updates are multiplied by; they sum to 1."""
+        if self.weighting == "examples":
+            return example_shares(replies)
+        if self.weighting == "uniform" or sum(gamma.values()) <= 0:
+            return uniform(gamma)
+        if self.clip:
+            return shares({site: max(value, 0.0) for site, value in gamma.items()})
+        return {site: value / sum(gamma.values()) for site, value in gamma.items()}
+
+    def _received(self, gamma: Mapping[str, float]) -> dict[str, float]:
+        """f_k."""
+        whole = {"max": max(gamma.values()), "gamma": 1.0, "share": sum(gamma.values())}[self.receive]
+        found = {site: value / whole if whole > 0 else 1.0 for site, value in gamma.items()}
+        return {site: min(max(f, 0.0), 1.0) for site, f in found.items()} if self.clip else found
+
+
+def _rows(reply: Reply, keys: Sequence[str]) -> np.ndarray:
+    """float64 (C, F): the head's update, a row per class."""
+    parts = [reply.update[key].double() for key in keys]
+    return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).numpy()
+
+
+def _filled(values: Mapping[str, float | None]) -> dict[str, float]:
+    """``values`` with the mean of the known ones (1 when none is) in place of None."""
+    known = [value for value in values.values() if value is not None]
+    usual = sum(known) / len(known) if known else 1.0
+    return {site: usual if value is None else value for site, value in values.items()}
+
+
+def _from_shared(reply: Reply, model: StateDict, info: Info) -> Reply:
+    """The reply with the difference of its trained model to ``model``, from which other sites may have started."""
+    sent = info.models.get(reply.site)
+    if sent is None:
+        return reply
+    return replace(reply, update={key: sent[key] - model[key] + change for key, change in reply.update.items()})
+
+
+def _added(model: StateDict, replies: Sequence[Reply], factors: Weights, weights: Weights) -> StateDict:
+    """``model`` plus the sum of factor times update; running statistics are averaged with the weights."""
+    trained = {key: value for key, value in model.items() if key in replies[0].trainable}
+    rest = {key: value for key, value in model.items() if key not in trained}
+    found = add_weighted(trained, replies, factors) | add_weighted(rest, replies, weights)
+    return {key: found[key] for key in model}
+
+
+def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -> StateDict:
+    """(1 - f) w_k + f w, with f within [0, 1] for running statistics."""
+    own, convex = add_weighted(model, [reply], {reply.site: 1.0}), min(max(received, 0.0), 1.0)
+    return {
+        key: torch.lerp(own[key], value, received if key in reply.trainable else convex)
+        if value.is_floating_point()
+        else value.clone()
+        for key, value in shared.items()
+    }
