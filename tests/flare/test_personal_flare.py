@@ -23,7 +23,6 @@ from fairflare.federation.messages import Instruction
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import FairExecutor
 from fairflare.flare.wire import ERROR_HEADER, VALIDATE, answer_from_model, answer_to_shareable, validation_answer
-from plugin_files import loaded, paths
 
 KILLING = Path(__file__).parents[1] / "killing.py"
 VALUES = {"images_per_site": 64, "test_images": 40, "site_test_images": 40, "model": "small-cnn-bn", "n_sites": 4}
@@ -97,20 +96,19 @@ def personal(folder):
 def test_a_killed_simulator_goes_on_to_the_personal_models_of_an_uninterrupted_run(tmp_path, monkeypatch):
     """A site's process dies in round 2, in the middle of training; the other run is in this process."""
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    with loaded("ditto"):
-        with pytest.raises(SystemExit) as done:
-            main(["run", *DITTO, "--out", str(whole)])
-        assert not done.value.code
-        kill_one_process(
-            ["run", *DITTO, "--env", "sim", "--out", folder],
-            "training",
-            (str(KILLING), paths("ditto")),
-            tmp_path,
-            monkeypatch,
-        )
-        with pytest.raises(SystemExit) as done:
-            main(["resume", str(folder)])
-        assert not done.value.code
+    with pytest.raises(SystemExit) as done:
+        main(["run", *DITTO, "--out", str(whole)])
+    assert not done.value.code
+    kill_one_process(
+        ["run", *DITTO, "--env", "sim", "--out", folder],
+        "training",
+        (str(KILLING),),
+        tmp_path,
+        monkeypatch,
+    )
+    with pytest.raises(SystemExit) as done:
+        main(["resume", str(folder)])
+    assert not done.value.code
     assert [e["from_round"] for e in verify(folder / "audit.jsonl") if e["event"] == "resume"] == [1]
     found, expected = personal(folder), personal(whole)
     assert len(found) == 3 and found.keys() == expected.keys()

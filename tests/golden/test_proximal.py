@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fairflare.core.types import PERSONAL, Batch, LocalWork, Round, Training
 from fairflare.functional.proximal import add_proximal
+from fairflare.trainers.ditto import Ditto
+from fairflare.trainers.fedprox import FedProx
+from fairflare.trainers.sgd import PlainTrainer
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")
@@ -41,6 +45,52 @@ def test_three_steps_of_dittos_personal_model():
         optimizer.step()
     for key, value in own.state_dict().items():
         np.testing.assert_allclose(value.numpy(), GOLDEN[f"ditto_lam0.7_lr0.1_3steps/{key}"], atol=1e-12)
+
+
+class Rows:
+    """All golden examples as one batch, epoch after epoch."""
+
+    class_counts = torch.bincount(Y, minlength=3)
+
+    def training(self, batch_size, seed):
+        yield Batch(X, Y, torch.full((len(Y),), -1))
+
+
+def work(epochs, memory):
+    """A site's round: it receives "global" and has kept ``memory``."""
+    made = network("global")
+    training = Training(epochs=epochs, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
+    received = {key: value.clone() for key, value in made.state_dict().items()}
+    return LocalWork(made, Rows(), training, Round(2, 4), seed=0, memory=memory, received=received)
+
+
+@pytest.mark.parametrize("aggregate", ["shared", "personal"])
+def test_dittos_trainer_makes_these_steps(aggregate):
+    """Its shared model is that of plain training, or with ``aggregate=personal`` v itself."""
+    memory = {PERSONAL: network("local").state_dict()}
+    ditto, plain = work(3, memory), work(3, {})
+    Ditto(lam=0.7, aggregate=aggregate).train(ditto)
+    PlainTrainer().train(plain)
+    for key, value in ditto.personal.items():
+        np.testing.assert_allclose(value.numpy(), GOLDEN[f"ditto_lam0.7_lr0.1_3steps/{key}"], atol=1e-12)
+    expected = plain.network.state_dict() if aggregate == "shared" else ditto.personal
+    assert all(torch.equal(value, expected[key]) for key, value in ditto.network.state_dict().items())
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.01, 1.0])
+def test_fedproxs_trainer_adds_the_terms_gradient(mu):
+    """Two full-batch steps by hand: the first at w^t, where the term is zero."""
+    found, expected = work(2, {}), network("global")
+    FedProx(mu=mu).train(found)
+    anchor = [p.detach().clone() for p in expected.parameters()]
+    for _ in range(2):
+        expected.zero_grad()
+        F.cross_entropy(expected(X), Y).backward()
+        with torch.no_grad():
+            for p, a in zip(expected.parameters(), anchor):
+                p -= 0.1 * (p.grad + mu * (p - a))
+    for key, value in found.network.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[key], rtol=0, atol=1e-14)
 
 
 def test_a_frozen_parameter_is_passed_over_and_other_shapes_are_refused():

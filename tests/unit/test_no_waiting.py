@@ -24,12 +24,12 @@ from fairflare.core.execution import Execution
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.datasets.kinds.cropping import CroppedData
 from fairflare.datasets.kinds.flipping import FlippedData
-from fairflare.trainers import base
+from fairflare.trainers import base, ditto
 from fairflare.trainers.sgd import PlainTrainer
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
     importlib.import_module(f"fairflare.trainers.{module.name}")
-OPTIONS = {"weighted": [{}, {"weight_sum": "batch"}]}
+OPTIONS = {"weighted": [{}, {"weight_sum": "batch"}], "ditto": [{}, {"aggregate": "personal"}]}
 CASES = [(name, options) for name in registry.trainers() for options in OPTIONS.get(name, [{}])]
 READING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select"}
 N, GROUPS = 22, ("a", "b", "c")
@@ -56,9 +56,11 @@ def work_on(device, found):
     execution.place(made)
     training = Training(batch_size=8, epochs=2, optimizer="adam", lr=0.01, logit_tau=1.0)
     orders = {"weight": 0.5, "weight/a": 1.0, "weight/b": 2.0, "weight/c": 0.0}
-    return LocalWork(
+    work = LocalWork(
         made, found.on(device), training, Round(2, 4), seed=3, orders=orders, execution=execution, groups=GROUPS
     )
+    work.received = {key: value.clone() for key, value in made.state_dict().items()}
+    return work
 
 
 class Reads(TorchDispatchMode):
@@ -85,7 +87,8 @@ def unfused(monkeypatch):
             group.update(params=[p for p in network.parameters() if p.requires_grad], fused=False, foreach=True)
         return optimizer
 
-    monkeypatch.setattr(base, "make_optimizer", made)
+    for module in (base, ditto):
+        monkeypatch.setattr(module, "make_optimizer", made)
 
 
 @pytest.mark.parametrize("name, options", CASES)

@@ -18,11 +18,11 @@ from fairflare.federation.memory import SiteMemory, claimed, forget, personal_fi
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.rules.fedavg import FedAvg
+from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
 from fairflare.trainers.fedprox import FedProx
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_federation, make_sites, small_network
-from plugin_files import loaded
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))
 NUMBERS = {"accuracy": 0.5}
@@ -31,8 +31,8 @@ RESULTS = {"val": NUMBERS, "test": NUMBERS, "n": {"val": 8.0, "test": 8.0}, "gro
 
 @pytest.fixture(scope="module")
 def trainers():
-    with loaded("ditto") as found:
-        yield {"fedbn": FedBN(), "silobn": SiloBN(), "ditto": found["ditto"].Ditto()}
+    both = {"ditto": Ditto(), "ditto-personal": Ditto(aggregate="personal")}
+    return {"fedbn": FedBN(), "silobn": SiloBN(), **both}
 
 
 def plain_network():
@@ -72,7 +72,7 @@ def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(t
     assert all(torch.equal(start[key], initial_model()[key]) for key in set(start) - stay)
 
 
-@pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto"])
+@pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto", "ditto-personal"])
 def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, name, tmp_path):
     path = tmp_path / "site-1.pt"
     site = a_site(trainers[name], path)
@@ -152,6 +152,33 @@ def test_ditto_with_a_large_lambda_stays_near_the_shared_model_and_with_none_doe
     assert 0 < far[0] < far[1] / 2
 
 
+def test_what_ditto_averages_may_be_the_personal_models():
+    """The update is v - w^t, and v has been trained alone: in round 1 as FedProx with mu = lam does."""
+    model = {key: value.clone() for key, value in plain_network().state_dict().items()}
+    site = a_site(Ditto(lam=0.5, aggregate="personal"), network=plain_network())
+    other = a_site(FedProx(mu=0.5), network=plain_network())
+    assert same(trained(site, 1, model).update, trained(other, 1, model).update)
+    shared = {key: value + 0.1 for key, value in model.items()}
+    before = site.memory.at(1)["personal"]
+    update = trained(site, 2, shared).update
+    own = site.memory.at(2)["personal"]
+    assert same({key: own[key] - shared[key] for key in own}, update) and not same(own, before)
+    assert (own["0.weight"] - before["0.weight"]).norm() < (own["0.weight"] - shared["0.weight"]).norm()
+
+
+@pytest.mark.parametrize("aggregate", ["shared", "personal"])
+def test_an_optimizer_of_the_personal_model_is_kept_where_the_run_keeps_optimizers(aggregate):
+    ends = []
+    for keep in (True, False):
+        site = a_site(Ditto(aggregate=aggregate), network=plain_network())
+        site = dataclasses.replace(site, training=dataclasses.replace(site.training, momentum=0.9, keep_optimizer=keep))
+        model = {key: value.clone() for key, value in plain_network().state_dict().items()}
+        for round in (1, 2):
+            trained(site, round, model)
+        ends.append(site.memory.at(2)["personal"])
+    assert not same(*ends)
+
+
 def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_moves_less():
     ways = (PlainTrainer(), FedProx(mu=0.0), FedProx(mu=10.0))
     plain, none, large = (trained(a_site(way), 1, initial_model()).update for way in ways)
@@ -159,7 +186,7 @@ def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_moves_less():
     assert large["0.weight"].norm() < plain["0.weight"].norm() * 0.8
 
 
-@pytest.mark.parametrize("cls, name, bad", [(FedProx, "mu", -1.0), (FedProx, "mu", "nan")])
+@pytest.mark.parametrize("cls, name, bad", [(FedProx, "mu", -1.0), (FedProx, "mu", "nan"), (Ditto, "lam", -1.0)])
 def test_bad_parameters_are_named(cls, name, bad):
     with pytest.raises(UserError, match=f"{name}: expected a number"):
         checked(cls, name, bad)

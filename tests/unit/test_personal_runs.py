@@ -8,19 +8,12 @@ import torch
 
 from fairflare.app.cli import main
 from fairflare.trainers.base import Trainer
-from plugin_files import loaded
 
 SMALL = ("--task", "support2:dirichlet", "--sites", "3", "--rounds", "2")
 DIGITS = (
     *("--task", "digits:small", "--sites", "4", "--rounds", "2", "--set", "images_per_site=64"),
     *("--set", "test_images=40", "--set", "site_test_images=40", "--set", "model=small-cnn-bn"),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def methods():
-    with loaded("ditto") as found:
-        yield found
 
 
 def command(*arguments):

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ditto: beside the shared model, each site trains one of its own that a proximal term ties to the shared one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, Cost, LocalWork
+from fairflare.core.validation import Range
+from fairflare.functional.proximal import add_proximal
+from fairflare.trainers.base import make_optimizer
+from fairflare.trainers.sgd import PlainTrainer
+
+OPTIMIZER = "personal optimizer"
+"""Key of a site's memory: the state of v's optimizer, in runs that keep optimizers."""
+
+
+@trainer("ditto")
+@dataclass(frozen=True)
+class Ditto(PlainTrainer):
+    """The shared model trains as in FedAvg; v minimises f(v) + lam/2 ||v - w^t||^2 on the same batches.
+
+    Every site's v begins as the first model that it receives. Li et al., "Ditto: Fair and Robust Federated Learning
+    Through Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1.
+
+    Args:
+        lam: lambda >= 0; 0 trains v alone, a large one keeps it at w^t. The authors choose among 0.1, 1 and 2.
+        aggregate: "shared": the server averages what sites make of w^t, as published; "personal": it averages the
+            sites' v, and nothing else is trained, as in FedHEAL's tables.
+    """
+
+    cost = Cost(forward=2, backward=2)
+    keeps_personal_model: ClassVar[bool] = True
+    lam: Annotated[float, Range(0, 1e6)] = 1.0
+    aggregate: Literal["shared", "personal"] = "shared"
+
+    def setup(self, work: LocalWork) -> None:
+        """Take up v where the last round left it, and keep w^t."""
+        work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
+        if self.aggregate == "personal":
+            work.network.load_state_dict(work.personal or work.received)
+            return
+        own = copy.deepcopy(work.network)
+        own.load_state_dict(work.personal or work.received)
+        optimizer = make_optimizer(own, work.training)
+        if work.training.keep_optimizer and OPTIMIZER in work.memory:
+            optimizer.load_state_dict(work.memory[OPTIMIZER])
+        work.scratch.update(own=own, optimizer=optimizer)
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One step of the shared model, then one of v; returns the loss of the model that is sent."""
+        if self.aggregate == "personal":
+            return self._personal_step(work, optimizer, objective, batch, work.network)
+        loss = super().step(work, optimizer, objective, batch)
+        self._personal_step(work, work.scratch["optimizer"], objective, batch, work.scratch["own"])
+        return loss
+
+    def _personal_step(
+        self,
+        work: LocalWork,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        batch: Batch,
+        own: torch.nn.Module,
+    ) -> Tensor:
+        """One step of v = ``own``; returns f(v), without the term."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(work, objective, batch, own)
+        add_proximal(list(own.parameters()), work.scratch["anchor"], self.lam)
+        optimizer.step()
+        return loss
+
+    def finish(self, work: LocalWork) -> None:
+        """v is the site's own model."""
+        own = work.scratch.get("own", work.network)
+        work.personal = {key: value.clone() for key, value in own.state_dict().items()}
+        if work.training.keep_optimizer and "optimizer" in work.scratch:
+            work.memory[OPTIMIZER] = work.scratch["optimizer"].state_dict()
