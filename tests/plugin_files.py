@@ -12,13 +12,14 @@ FOLDER = Path(__file__).parent / "plugins"
 
 
 def paths(*names):
-    """The value of ``FAIRFLARE_PLUGINS`` that names these plugins."""
-    return os.pathsep.join(str(FOLDER / f"{name}.py") for name in names)
+    """The value of ``FAIRFLARE_PLUGINS`` that names these plugins; a method of the package needs none."""
+    return os.pathsep.join(str(FOLDER / f"{name}.py") for name in names if (FOLDER / f"{name}.py").is_file())
 
 
 @contextlib.contextmanager
 def loaded(*names):
     """Within: these plugins' methods are known; yields their modules by name."""
+    names = [name for name in names if (FOLDER / f"{name}.py").is_file()]
     registry.methods()
     tables = [registry._methods, *registry._parts.values()]
     content, whole, done = [dict(table) for table in tables], set(registry._whole), set(plugins._done)

@@ -91,7 +91,7 @@ def test_a_package_that_fails_is_named_and_leaves_nothing(monkeypatch, tmp_path)
     [
         ({}, "expected rule=ID, or a rule's class below"),
         ({"rule": "nosuch"}, "unknown rule 'nosuch'; known: .*fedavg"),
-        ({"rule": "fedavg", "selector": "nosuch"}, "unknown selector 'nosuch'; known: all, list, share"),
+        ({"rule": "fedavg", "selector": "nosuch"}, "unknown selector 'nosuch'; known: all, list, pool, share"),
         ({"rule": "fedavg", "server_optimizer": "sgd"}, "unknown server optimizer 'sgd'; known: adagrad, adam"),
         ({"rule": "fedavg", "settings": {"q": 1}}, "unknown key 'q'; known: weighting"),
         ({"rule": "fedavg", "settings": ["q"]}, "expected mappings"),

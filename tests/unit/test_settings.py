@@ -165,7 +165,7 @@ def test_every_setting_of_the_packages_methods_has_a_short_name(method):
         ({"trainer": "sam", "run.trainer": "sgd"}, "run.trainer: is given twice"),
         ({"trainer": ""}, "unknown trainer ''"),
         ({"run.min_sites": 9}, "min_sites: expected at most the task's 4 sites, got 9"),
-        ({"selector": "some"}, "unknown selector 'some'; known: all, list, share"),
+        ({"selector": "some"}, "unknown selector 'some'; known: all, list, pool, share"),
         ({"selector": "share", "share": "0"}, "share must be above 0"),
         ({"selector": "share", "select.share": "half"}, "select.share: expected a number, got 'half'"),
         ({"select.share": "0.5"}, "unknown key 'select.share'"),

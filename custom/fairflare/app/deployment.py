@@ -14,6 +14,7 @@ from fairflare.app.folders import fresh_folder
 from fairflare.app.runs import cautions
 from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig
+from fairflare.build.config_checks import refuse_pooling
 from fairflare.core.errors import RunFailed
 from fairflare.report.write import REPORT, verify_run
 
@@ -46,7 +47,9 @@ def execute_deployed(
     from fairflare.flare.deploy import find_kit, run_deployed
 
     find_kit(env, kit)
-    for caution in cautions(config, build_parts(config)):
+    parts = build_parts(config)
+    refuse_pooling(parts.selector, f"--env {env}")
+    for caution in cautions(config, parts):
         console.note(caution)
     with fresh_folder(folder, force):
         run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=_tell)

@@ -31,6 +31,7 @@ from fairflare.app.folders import (
 from fairflare.app.parallel import budget, run_all
 from fairflare.build.assembly import CONFIG, SITES, LocalSites, Parts, build_parts, run_local, save_config
 from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.method_parts import part
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
@@ -92,6 +93,8 @@ def execute(
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     if env != "local" and (workers or 1) > 1:
         raise UserError(f"--workers: expected --env local, got --env {env}")
+    if env != "local":
+        refuse_pooling(parts.selector, f"--env {env}")
     if config.stacked and env != "local":
         raise UserError(f"stacked: expected --env local, got --env {env}")
     with fresh_folder(folder, force):

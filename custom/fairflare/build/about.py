@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.build.config import RunConfig
 from fairflare.clinic.metrics import described
+from fairflare.core.types import PERSONAL
 
 if TYPE_CHECKING:
     from fairflare.build.assembly import Parts
@@ -23,14 +24,17 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         parts: the objects that it names.
 
     Returns:
-        title, real, simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description,
+        counted: "personal" where the results are those of the sites' own models, else absent; title, real, simulated,
+        drawn, classes, headline and primary endpoint of the task; sites: name -> description,
         in the task's order; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; groups:
         names, in order; group_metric: what a group's value is; metrics: name -> label, meaning, chance,
         higher_is_better; numbers: name -> meaning of the numbers that sites report beside the update.
     """
     task = parts.task
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
+    own = {"counted": PERSONAL} if parts.counts_own else {}
     return {
+        **own,
         "title": task.title,
         "real": task.real,
         "simulated": task.simulated,

@@ -18,20 +18,23 @@ from torch import nn
 from fairflare.build import tasks
 from fairflare.build.about import about
 from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.method_parts import method_parts, part
 from fairflare.build.secure_sums import new_credentials, server_part, site_part, summed
 from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.networks import normalisation
+from fairflare.clinic.pooled import pooled
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
+from fairflare.clinic.tensors import TensorData
 from fairflare.core import registry, user_code
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
 from fairflare.core.seeds import derive, forget_seeds, seed_everything
-from fairflare.core.types import Batch, Need, Number, Outline, SiteData, StateDict, Training, metric_range
+from fairflare.core.types import Batch, Need, Number, Outline, Round, SiteData, StateDict, Training, metric_range
 from fairflare.core.versions import versions
 from fairflare.core.workers import start_method
 from fairflare.federation.audit import AuditLog
@@ -135,6 +138,11 @@ class Parts:
         return self.trainer.keeps_personal_model or bool(self.personal)
 
     @property
+    def counts_own(self) -> bool:
+        """Whether sites use models of their own, so that the results of the run are those of these."""
+        return self.rule.counts_own or bool(self.personal)
+
+    @property
     def shared(self) -> StateDict:
         """The initial model without the entries that stay at the sites."""
         personal = self.personal
@@ -187,7 +195,9 @@ def build_federation(
     observers: Sequence[Observer] = (),
     credentials: Credentials | None = None,
 ) -> Federation:
-    """The server's side, writing to ``folder``, where ``config.json`` is put first."""
+    """The server's side, writing to ``folder``, where ``config.json`` is put first; UserError for what it refuses."""
+    if env != "local":
+        refuse_pooling(parts.selector, f"a FLARE job ({env})")
     if not _has_begun(folder):
         save_config(config, parts, folder, env)
     header = {
@@ -224,7 +234,7 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"]) if parts.task.has_test_sets else None,
+        score=scorer(parts, config.training["batch_size"]) if _is_scored(parts) else None,
         scored_rounds=LAST if parts.task.table_sets() else 1,
         beside=BESIDE[env],
         selector=parts.selector,
@@ -232,6 +242,11 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
     )
+
+
+def _is_scored(parts: Parts) -> bool:
+    """Whether there are shared test sets, and one model that the sites use."""
+    return parts.task.has_test_sets and not parts.counts_own
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
@@ -475,12 +490,27 @@ def local_sites(
         tell: called with what preflight finds at each site.
     """
     parts, sites = parts or build_parts(config, at_site=True), {}
+    known = site_of_client(config, parts.task)
+    training = [name for name in known if name != config.leave_out]
+    pooling = parts.selector.select(training, Round(1, 1), config.seed, 1) if parts.selector.pools else ()
     for name in names:
         own = folder / SITES / f"{name}.pt"
         site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
+        if name in pooling:
+            site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
         site.look = partial(_announced, site.look, partial(on_site, name))
         sites[name] = site
     return sites
+
+
+def _pooled(
+    look: Callable[[], tuple[list[Finding], SiteData | None]], parts: Parts, others: Sequence[str]
+) -> tuple[list[Finding], SiteData | None]:
+    """What a site finds of its data, to which the training examples of ``others`` are added."""
+    found, own = look()
+    if not isinstance(own, TensorData):
+        return found, own
+    return found, pooled(own, [parts.task.site_data(name) for name in others]).grouped(parts.grouping)
 
 
 def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:

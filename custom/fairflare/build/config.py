@@ -205,9 +205,10 @@ def make_config(
     classes = registry.owners(entry, **ids)
     everyone = {**classes, "train": Training, "task": task_class}
     owners = Owners(everyone, entry.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
-    given = owners.resolved(layers[0]) | owners.resolved(layers[1])
+    given = owners.resolved(layers[0])
     if rounds is not None:
         given["train.rounds"] = Given("rounds", rounds)
+    given |= owners.resolved(layers[1])
     if sites is not None:
         given |= owners.resolved({"task.n_sites" if "task.n_sites" in owners.full else "n_sites": sites})
 

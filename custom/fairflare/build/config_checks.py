@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.build import tasks
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
+from fairflare.clinic.kinds.own import OwnData
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, bare
@@ -41,6 +42,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     task = tasks.load(config.task, config.preset, **options)
     _check_sites(config, list(task.sites()))
     _check_selector(config, made.selector, config.clients or list(task.sites()))
+    if isinstance(task, OwnData):
+        refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, config.clients or list(task.sites()))
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
@@ -55,6 +58,12 @@ def checked_config(config: RunConfig) -> RunConfig:
     if made.rule.own_models and config.server_optimizer != "none":
         raise UserError(f"server_optimizer: expected none, for {config.method} gives sites models of their own")
     return dataclasses.replace(config, settings=settings, training=training, options=options)
+
+
+def refuse_pooling(selector: Selector, where: str) -> None:
+    """Raise UserError where ``selector`` trains on the data of all sites: they leave no site but in a simulation."""
+    if selector.pools:
+        raise UserError(f"selector pool: expected a simulated or published task in one process, got {where}")
 
 
 def _exactly(what: str, known: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:

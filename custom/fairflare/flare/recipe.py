@@ -23,6 +23,7 @@ from nvflare.recipe.spec import Recipe
 
 from fairflare.build.assembly import site_names, without_folders, without_weights
 from fairflare.build.config import RunConfig
+from fairflare.build.config_checks import refuse_pooling
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.flare.controller import FairController
@@ -71,11 +72,12 @@ class FairRecipe(Recipe):
             poll: seconds between two questions of a site for its next task; None: FLARE's own 2, in a simulation 0.25.
 
         Raises:
-            UserError: the run is stacked; or preinstalled, and needs the user's own files, which only a job with code
-                can carry.
+            UserError: the run is stacked, or pools data; or preinstalled, and needs the user's own files, which only a
+                job with code can carry.
         """
         if config.stacked:
             raise UserError("stacked: expected false in a FLARE job, where each site is a process of its own")
+        refuse_pooling(registry.get_part("selector", config.selector)(), "a FLARE job")
         if preinstalled and (own := [*user_code.code_files(), *registry.plugin_files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.report.summary import FORMAT
+from fairflare.report.summary import FORMAT, POOL
 from fairflare.report.values import listing, natural, plural
 
 Json = dict[str, Any]
@@ -57,12 +57,15 @@ def require_same_data(runs: Sequence[Json]) -> None:
     """
     first = runs[0]
     by_seed: dict[Any, Json] = {}
+    sizes: dict[Any, dict[str, int]] = {}
     for run in runs:
         for what, read in MUST_AGREE.items():
             if canonical(read(run)) != canonical(read(first)):
                 raise UserError(f"compare: {what} of {title(run)} differs from that of {title(first)}")
         twin = by_seed.setdefault(run["seed"], run)
-        if data_seed(run) != data_seed(twin) or _sizes(run) != _sizes(twin):
+        known = sizes.setdefault(run["seed"], {})
+        unlike = any(known.setdefault(site, n) != n for site, n in _sizes(run).items())
+        if unlike or data_seed(run) != data_seed(twin):
             raise UserError(f"compare: the training data of {title(run)} differ from those of {title(twin)}")
 
 
@@ -136,8 +139,11 @@ def _without_seed(options: Json | None) -> Json:
     return {key: value for key, value in (options or {}).items() if key != DATA_SEED}
 
 
-def _sizes(run: Json) -> Json:
-    return {row["site"]: row["n_examples"] for row in run["sites"]}
+def _sizes(run: Json) -> dict[str, int]:
+    """Site -> its number of training examples where a round had it; none where one site had those of all."""
+    if run["method"].get("selector") == POOL:
+        return {}
+    return {row["site"]: row["n_examples"] for row in run["sites"] if row["n_examples"] is not None}
 
 
 def _make(run: Json) -> Json:

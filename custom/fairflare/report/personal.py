@@ -14,6 +14,10 @@ CAVEAT = (
     "Fairness over sites is that of the shared model. Where some layers stay at the sites, the shared model has the "
     "initial values in their places: nobody uses it as it is, and the personal results are those that count."
 )
+OWN_CAVEAT = (
+    "Every site uses a model of its own: all results, and fairness over sites, are of these. The shared model, which "
+    "is shown beside them, is nobody's."
+)
 Json = dict[str, Any]
 QUANTITIES = {
     "personal_mean": "mean over sites, personal models",

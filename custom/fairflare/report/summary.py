@@ -12,11 +12,11 @@ from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
 from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.personal import personal_section
+from fairflare.report.personal import OWN_CAVEAT, personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.schema import last_rounds
 from fairflare.report.sections import group_section, preflight_section
-from fairflare.report.trail import Trail, read_trail, timing, traffic
+from fairflare.report.trail import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.values import in_order, json_value, number, stop
 
 FORMAT = 2
@@ -24,6 +24,12 @@ CI_CAVEAT = "The interval of the mean resamples sites; it does not cover the cha
 WEIGHTS_CAVEAT = (
     "Aggregation weights say how strongly a site's update was used in a round. Weights are not payments and do not "
     "measure what a site's data are worth."
+)
+POOL = "pool"
+"""The selector whose site trains on the data of all."""
+POOLED_CAVEAT = (
+    "One site trained on the training examples of all sites, and its number of examples is theirs: a reference for "
+    "simulated and published data, which no federation could compute."
 )
 Json = dict[str, Any]
 
@@ -40,7 +46,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
         per site), contributions, test_sets, preflight, personal (see there) and groups (None where the run has none),
         numbers of the sites (``numbers.number_sections``), notes of the rule (``notes.note_sections``), timing,
-        traffic, provenance and caveats.
+        traffic, provenance and caveats; counted: "personal" where the results are those of the sites' own models.
     """
     trail = read_trail(entries)
     about = config.get("about") or {}
@@ -48,7 +54,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     described = about.get("sites") or {}
     sites = trail.sites() or in_order(described)
     higher = higher_is_better(headline, about)
-    rows = site_rows(trail, sites, described, headline)
+    counts_own = about.get("counted") == PERSONAL
+    counted = trail.of_own_models() if counts_own else trail
+    rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
     summary = {
         "format": FORMAT,
@@ -68,13 +76,14 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         },
         "preflight": preflight_section(trail),
         "personal": personal_section(trail, sites, headline, higher),
-        "groups": group_section(trail, config, about),
+        "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": _provenance(config, trail),
     }
+    summary |= {"counted": PERSONAL} if counts_own else {}
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
@@ -144,7 +153,9 @@ def _caveats(summary: Json) -> list[str]:
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
-        (summary["personal"] is not None, PERSONAL_CAVEAT),
+        (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
+        ("counted" in summary, OWN_CAVEAT),
+        (summary["method"].get("selector") == POOL, POOLED_CAVEAT),
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]

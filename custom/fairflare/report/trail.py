@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from fairflare.report.values import in_order, number
 
 Entry = Mapping[str, Any]
+PERSONAL = "personal"
+"""What stands in the log for results of sites' own models, and in config.json for what a run's results are of."""
 
 
 @dataclass
@@ -54,6 +56,13 @@ class Trail:
         last = self.rounds[-1] if self.rounds else {}
         final = bool(last) and last["round"] == last["rounds"] and last.get("model_sha256") == self.model_sha256()
         return (last if final else self.finish).get("test_sets") or {}
+
+    def of_own_models(self) -> Trail:
+        """The same records, with the results of each site's own model as its results; none where it has no such."""
+        sites = {
+            site: (splits or {}).get(PERSONAL) or {} for site, splits in (self.evaluation.get("sites") or {}).items()
+        }
+        return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
 
     def model_sha256(self) -> str | None:
         """Hash of the last model that the log knows of."""

@@ -49,6 +49,8 @@ class Rule(ABC):
     """What ``Outcome.notes`` may hold."""
     own_models: ClassVar[bool] = False
     """Whether ``Outcome.models`` may hold any; there are none in runs with secure sums."""
+    counts_own: ClassVar[bool] = False
+    """Whether sites use these models, so that a run's results are those of each site's own one."""
     donates: ClassVar[bool] = False
     """Whether ``aggregate`` may use up the state that it is given (optax's donated arguments); else it leaves it alone.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from fairflare.core.types import Round
 
@@ -15,6 +16,9 @@ class Selector(ABC):
     A site that is not selected trains nothing in that round and is neither absent nor rejected; the rule sees it as a
     site that is away. Preflight and the final evaluation ask every site.
     """
+
+    pools: ClassVar[bool] = False
+    """Whether the sites that it selects train on the training data of all sites; in process, on data that may be."""
 
     @abstractmethod
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Solo: every site trains alone; what it would have without the federation, in the same tables."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, StateDict
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares
 
-TITLE = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-PAPER = Paper("McMahan et al.", TITLE, "AISTATS", 2017, "https://arxiv.org/abs/1602.05629")
 
-
-@method("solo", title="Solo", summary="Every site trains alone, with a model of its own.", paper=PAPER)
+@rule("solo")
 @dataclass(frozen=True)
 class Solo(Rule):
-    """Each site is given back the model that it has just trained; the shared one is their mean by n_k.
+    """Each site is given back the model that it has just trained; the shared one is their mean by n_k, and unused.
 
-    All sites begin at the same model, so that the shared one is FedAvg's with a single round of T times the epochs.
+    All sites begin at the same model and train in as many rounds, with as many local steps, as in any other method.
     """
 
     own_models = True
+    counts_own = True
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The weights are those of the mean."""

@@ -9,29 +9,30 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare.report.write import write_report
+from fairflare.rules.solo import Solo
 from fairflare.testing import check_method, check_rule
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
 from runs import bits, interrupted, run  # noqa: E402
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
 
 
-def test_by_hand(plugin):
+def test_by_hand():
     """Sites with 30 and 10 examples, first at the shared model and then each at its own."""
     replies = [Reply(f"site-{k}", {"w": torch.tensor([v])}, n) for k, v, n in ((0, 1.0, 30), (1, -1.0, 10))]
-    first = plugin.Solo().aggregate({"w": torch.zeros(1)}, replies, {}, Info(Round(1, 2)))
+    first = Solo().aggregate({"w": torch.zeros(1)}, replies, {}, Info(Round(1, 2)))
     assert [own["w"].item() for own in first.models.values()] == [1, -1] and first.model["w"].item() == 0.5
-    again = plugin.Solo().aggregate(first.model, replies, {}, Info(Round(2, 2), models=first.models))
+    again = Solo().aggregate(first.model, replies, {}, Info(Round(2, 2), models=first.models))
     assert [own["w"].item() for own in again.models.values()] == [2, -2] and again.model["w"].item() == 1.0
 
 
-def test_the_kit(plugin):
+def test_the_kit():
     check_method("solo")
     check_rule("solo")
 
 
-def test_a_site_learns_nothing_of_the_others(plugin, tmp_path):
+def test_a_site_learns_nothing_of_the_others(tmp_path):
     """Its results are those of a run of its own, whoever else is there."""
     both = bits(run("solo", tmp_path / "both", VALUES))["results"]
     fewer = bits(run("solo", tmp_path / "fewer", {**VALUES, "leave_out": "site-3"}))["results"]
@@ -41,12 +42,12 @@ def test_a_site_learns_nothing_of_the_others(plugin, tmp_path):
     assert "personal" not in fewer["site-3"]
 
 
-def test_killed_and_continued_it_is_the_same(plugin, tmp_path, monkeypatch):
+def test_killed_and_continued_it_is_the_same(tmp_path, monkeypatch):
     whole = bits(run("solo", tmp_path / "whole", VALUES))
     assert whole == bits(interrupted("solo", tmp_path / "killed", VALUES, monkeypatch))
 
 
-def test_the_report_shows_both_models(plugin, tmp_path):
+def test_the_report_shows_both_models(tmp_path):
     write_report(run("solo", tmp_path / "run", VALUES))
     sites = json.loads((tmp_path / "run" / "report.json").read_text())["sites"]
     found = bits(tmp_path / "run")["results"]
