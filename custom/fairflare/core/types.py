@@ -64,6 +64,7 @@ class Info:
         known_sites: sites that have passed preflight so far, absent ones included; 0 where the server does not know.
         models: site -> the model of its own that it was sent in this round, to which its update is the difference; all
             other sites were sent the shared one.
+        examples: site -> n_k as it stated in preflight, absent sites included; empty where the server does not know.
     """
 
     round: Round
@@ -71,6 +72,7 @@ class Info:
     steps: Mapping[str, int] = field(default_factory=dict)
     known_sites: int = 0
     models: Mapping[str, StateDict] = field(default_factory=dict)
+    examples: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.lr < float("inf"):

@@ -269,7 +269,8 @@ class Federation:
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
         """What the rule knows of the round beside replies and state."""
-        return Info(round, self.lr, steps_of(replies), len(standing.declared), standing.models)
+        declared = standing.declared
+        return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
 
     def _select(self, round: Round, everyone: bool = False) -> tuple[str, ...]:
         """The sites that take part: of those that are there, or of everyone if all were there."""

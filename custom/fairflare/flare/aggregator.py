@@ -142,7 +142,7 @@ class FairAggregator(ModelAggregator):
     def _info(self, replies: Sequence[Reply]) -> Info:
         """The round as the rule sees it; ``steps`` are known of the clients that report them."""
         round = Round(min(self._round, self.rounds), self.rounds)
-        return Info(round, self.lr, steps_of(replies), known_sites=len(self._declared))
+        return Info(round, self.lr, steps_of(replies), known_sites=len(self._declared), examples=self._declared)
 
     def _accepted(self, answers: list[Answer], model: StateDict) -> list[Reply]:
         scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model)))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedDyn's half at a site: a regulariser that moves with the site's own history.
+
+start       w = wbar^t + drift, as the server sends them
+minimise    F_k(w) - <g_k, w> + alpha_k / 2 ||w - w^t||^2      w^t that start, g_k = -alpha_k sum of the site's past
+keep        g_k <- g_k - alpha_k (w_k - w^t)                    (w_k - w^t), kept here as that sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, LocalWork, Number, Outline, StateDict, TensorSpec
+from fairflare.core.validation import Range
+from fairflare.trainers.base import Trainer
+
+DRIFT = "drift"
+HISTORY = "feddyn history"
+"""Key of a site's memory: the sum of w_k - w^t over its rounds, -g_k / alpha_k."""
+MOST_NORM = 10.0
+"""To which the authors' code clips a step's gradient."""
+
+
+def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's parameters: its floating-point entries but running statistics."""
+    return {k: tuple(v.shape) for k, v in outline.model.items() if v.is_floating_point() and "running_" not in k}
+
+
+@trainer("feddyn")
+@dataclass(frozen=True)
+class FedDynTrainer(Trainer):
+    """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1), with the task's optimizer.
+
+    A site that misses rounds keeps its g_k. Under a rule that sends no drift the steps start from the received model.
+
+    Args:
+        alpha: > 0; the authors choose among 0.1, 0.01 and 0.001.
+        variant: "reference" as the authors' code: alpha_k = alpha n / (K n_k) where the rule says so, and a gradient
+            of norm above 10, taken without the terms that are linear in w, is scaled down to it.
+    """
+
+    sends: ClassVar[tuple[Number | TensorSpec, ...]] = (
+        Number("dynamic_alpha", 0.0, 1e9, "FedDyn's alpha at the site", required=True),
+    )
+    receives: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec(DRIFT, parameters, "from the mean of the sites' models to where their training starts, -h / alpha"),
+    )
+    alpha: Annotated[float, Range(1e-9, 1e6)] = 0.01
+    variant: Literal["paper", "reference"] = "paper"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
+
+    @torch.no_grad()
+    def setup(self, work: LocalWork) -> None:
+        """Move to the start of the round, and take up the history."""
+        drift, history = work.tensors.get(DRIFT, {}), work.memory.get(HISTORY, {})
+        trained = _trained(work)
+        for key, w in trained.items():
+            if key in drift:
+                w += drift[key].to(w)
+        anchor = {key: w.detach().clone() for key, w in trained.items()}
+        past = {k: history[k].to(w) if k in history else torch.zeros_like(w) for k, w in trained.items()}
+        work.scratch.update(anchor=anchor, past=past, alpha=self._alpha(work))
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One optimizer step along grad F + alpha (sum of past updates) + alpha (w - w^t); returns F."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(work, objective, batch)
+        alpha, past, anchor = (work.scratch[name] for name in ("alpha", "past", "anchor"))
+        moved = {key: w for key, w in _trained(work).items() if w.grad is not None}
+        for key, w in moved.items():
+            _gradient(w).add_(past[key] - anchor[key], alpha=alpha)
+        if self.variant == "reference":
+            torch.nn.utils.clip_grad_norm_(moved.values(), MOST_NORM)
+        for w in moved.values():
+            _gradient(w).add_(w.detach(), alpha=alpha)
+        optimizer.step()
+        return loss
+
+    @torch.no_grad()
+    def finish(self, work: LocalWork) -> None:
+        """Keep the history with this round in it."""
+        past, anchor = work.scratch["past"], work.scratch["anchor"]
+        work.memory[HISTORY] = {key: past[key] + (w - anchor[key]) for key, w in _trained(work).items()}
+        work.send_numbers["dynamic_alpha"] = work.scratch["alpha"]
+
+    def _alpha(self, work: LocalWork) -> float:
+        scale = work.orders.get("alpha_scale", 1.0) if self.variant == "reference" else 1.0
+        return min(self.alpha * max(scale, 0.0), 1e9)
+
+
+def _trained(work: LocalWork) -> StateDict:
+    """Name -> parameter, of those that training moves."""
+    return {key: parameter for key, parameter in work.network.named_parameters() if parameter.requires_grad}
+
+
+def _gradient(parameter: Any) -> Tensor:
+    gradient: Tensor = parameter.grad
+    return gradient
