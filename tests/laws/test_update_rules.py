@@ -11,6 +11,8 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.base import add_weighted, uniform
+from fairflare.rules.cffl import CFFL
+from fairflare.rules.cgsv import CGSV
 from fairflare.rules.fedfv import FedFV
 from fairflare.rules.shapfed import ShapFed
 from fairflare.testing.laws import CHECKS
@@ -21,6 +23,10 @@ VARIANTS = [
     ("fedfv", {"tau": 3}),
     ("fedfv", {"variant": "reference"}),
     ("fedfv", {"variant": "reference", "tau": 2}),
+    ("cffl", {"aggregation": "sum"}),
+    ("cffl", {"theta": 0.5, "clip": 0.05, "threshold": 0.9}),
+    ("cgsv", {"variant": "reference", "beta": 5.0}),
+    ("cgsv", {"alpha": 0.0}),
     ("shapfed", {"clip": False}),
     ("shapfed", {"mu": 0.0, "classes": "held"}),
     ("shapfed", {"rewards": True}),
@@ -164,3 +170,88 @@ def test_the_head_is_the_last_trainable_matrix_or_the_one_that_is_named():
     assert head_of(head_model(), trained, "conv") == ["conv.weight"]
     with pytest.raises(RunFailed, match=r"head: expected a layer with a trainable matrix \(conv, head\), got 'tail'"):
         shapfed([head_reply(0, [[1.0, 0.0], [1.0, 0.0]])], ShapFed(head="tail"))
+
+
+# CGSV
+
+
+def test_cgsv_by_hand():
+    """Two sites agree and one points the other way: it keeps the least reputation and receives next to nothing."""
+    sites = [reply(0, [2.0, 0.0]), reply(1, [5.0, 0.0]), reply(2, [-1.0, 0.0])]
+    outcome = CGSV(step=1.0).aggregate(model(), sites, {}, info())
+    assert torch.allclose(outcome.model["w"], torch.tensor([1 / 3, 0.0]))
+    assert outcome.notes["cosine"] == pytest.approx({"site-0": 1, "site-1": 1, "site-2": -1}, abs=1e-6)
+    earned = {"site-0": 0.05, "site-1": 0.05, "site-2": 0.001}
+    expected = {site: r / 0.101 for site, r in earned.items()}
+    assert outcome.notes["reputation"] == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(outcome.models["site-0"]["w"], outcome.model["w"])
+
+
+def test_cgsv_entries_of_one_number_are_received():
+    update = {"scale": torch.ones(1)}
+    sites = [Reply(f"site-{k}", update, 10, trainable=frozenset(update)) for k in range(2)]
+    for variant in ("paper", "reference"):
+        found = CGSV(variant=variant).aggregate({"scale": torch.zeros(1)}, sites, {}, info())
+        assert found.models["site-1"]["scale"] == pytest.approx(0.5)
+
+
+def test_cgsv_running_statistics_stay_the_sites_own():
+    sites = [reply(k, [1.0, 0.0]) for k in range(3)]
+    outcome = CGSV().aggregate(model(), sites, {}, info())
+    assert [float(own["mean"]) for own in outcome.models.values()] == [0.0, 1.0, 2.0]
+    assert outcome.model["mean"] == 1.0
+
+
+def test_cgsv_an_update_of_zero_earns_the_least():
+    sites = [reply(0, [1.0, 0.0]), reply(1, [0.0, 0.0])]
+    outcome = CGSV().aggregate(model(), sites, {}, info())
+    assert outcome.notes["cosine"]["site-1"] == 0.0
+    assert outcome.notes["reputation"]["site-1"] == pytest.approx(0.001 / 0.051)
+
+
+def test_cgsv_who_is_away_keeps_its_reputation():
+    state = {"reputation": {"site-0": 0.5, "site-1": 0.3, "site-2": 0.2}}
+    found = CGSV().aggregate(model(), [reply(0, [1.0, 0.0]), reply(1, [1.0, 0.0])], state, info(2))
+    assert found.state["reputation"]["site-2"] == 0.2 and list(found.weights.values()) == pytest.approx([5 / 8, 3 / 8])
+    assert sum(found.state["reputation"].values()) == pytest.approx(1.0)
+
+
+# CFFL
+
+
+def cffl(errors, state=None, t=1, rule=None, n=None):
+    sites = [reply(k, [1.0, float(k)], n=(n or [10] * 9)[k], trained_error=e) for k, e in enumerate(errors)]
+    return (rule or CFFL()).aggregate(model(), sites, state or {}, info(t))
+
+
+def test_cffl_the_best_and_largest_site_receives_all_of_the_others_updates():
+    """Its own share is taken out of the aggregate again, since it keeps its own update."""
+    outcome = cffl([0.1, 0.3], n=[30, 10])
+    assert outcome.notes["received"]["site-0"] == 1.0 and outcome.notes["received"]["site-1"] < 1 / 3
+    step = outcome.model["w"]
+    assert torch.allclose(step, torch.tensor([1.0, 0.25]))
+    own = torch.tensor([1.0, 0.0])
+    assert torch.allclose(outcome.models["site-0"]["w"], own + step - 0.75 * own)
+
+
+def test_cffl_who_is_removed_trains_on_alone_for_good():
+    outcome = cffl([0.1, 0.1, 0.99])
+    assert outcome.weights["site-2"] == 0 and outcome.notes["received"]["site-2"] == 0
+    assert torch.equal(outcome.models["site-2"]["w"], torch.tensor([1.0, 2.0]))
+    later = cffl([0.9, 0.9, 0.0], outcome.state, t=2)
+    assert later.weights["site-2"] == 0 and later.state["reputation"]["site-2"] == 0
+
+
+def test_cffl_scores_that_nobody_knows_are_equal():
+    sites = [reply(k, [1.0, 0.0]) for k in range(3)]
+    found = CFFL().aggregate(model(), sites, {}, info()).state["reputation"]
+    assert list(found.values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_cffl_with_only_removed_sites_there_the_shared_model_stays():
+    state = {"reputation": {"site-0": 1.0, "site-1": 0.0}}
+    found = CFFL().aggregate(model(), [reply(1, [1.0, 0.0], trained_error=0.0)], state, info(2))
+    assert torch.equal(found.model["w"], torch.zeros(2)) and torch.equal(
+        found.models["site-1"]["w"], torch.tensor([1.0, 0.0])
+    )
+    assert found.state["reputation"] == state["reputation"]

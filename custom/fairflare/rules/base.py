@@ -208,3 +208,10 @@ def uniform(sites: Mapping[str, Any] | Sequence[str]) -> Weights:
 def example_shares(replies: Sequence[Reply]) -> Weights:
     """n_k / n over the replies."""
     return shares({r.site: float(r.n_examples) for r in replies})
+
+
+def filled(values: Mapping[str, float | None], default: float = 1.0) -> dict[str, float]:
+    """``values`` with the mean of the known ones (``default`` when none is) in place of None."""
+    known = [value for value in values.values() if value is not None]
+    usual = sum(known) / len(known) if known else default
+    return {site: usual if value is None else value for site, value in values.items()}

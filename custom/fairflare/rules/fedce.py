@@ -17,7 +17,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import rule
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.gram import novelty
-from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
+from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
 
 FLOOR = 1e-6
 """Least term and weight of FLARE's own aggregator."""
@@ -97,17 +97,17 @@ class FedCE(WeighingRule):
     def _prior(self, replies: Sequence[Reply], state: State) -> Weights:
         """p of the sites that are here; a site that is new stands at their mean."""
         known = {} if self.variant == "reference" else state.get("weights", {})
-        return _filled({r.site: known.get(r.site) for r in replies}, default=1.0)
+        return filled({r.site: known.get(r.site) for r in replies}, default=1.0)
 
     def _accumulated(
         self, replies: Sequence[Reply], fresh: Mapping[str, float], state: State
     ) -> tuple[Weights, dict[str, Any]]:
         """The paper's rule: this round's combined terms are added to those of the rounds before."""
-        errors = _filled({r.site: r.scalars.get("minus_error") for r in replies}, default=1.0)
+        errors = filled({r.site: r.scalars.get("minus_error") for r in replies}, default=1.0)
         combined = self._combined(shares(fresh), shares(errors))
         before = state.get("sums", {})
         # A site that joins late starts level with the others, not at nothing.
-        start = _filled({site: before.get(site) for site in combined}, default=0.0)
+        start = filled({site: before.get(site) for site in combined}, default=0.0)
         sums = {site: start[site] + combined[site] for site in combined}
         weights = shares(sums)
         return weights, {"sums": {**before, **sums}, "weights": {**state.get("weights", {}), **weights}}
@@ -150,13 +150,6 @@ def _error_gap(reply: Reply) -> float | None:
     """How far training moved the error on the site's own validation data."""
     before, after = reply.scalars.get("received_error"), reply.scalars.get("trained_error")
     return None if before is None or after is None else abs(before - after)
-
-
-def _filled(values: Mapping[str, float | None], default: float) -> dict[str, float]:
-    """``values`` with the mean of the known ones (``default`` when none is) in place of None."""
-    known = [value for value in values.values() if value is not None]
-    usual = sum(known) / len(known) if known else default
-    return {site: usual if value is None else value for site, value in values.items()}
 
 
 def _floored(values: Mapping[str, float], floor: float) -> Weights:

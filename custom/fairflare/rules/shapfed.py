@@ -10,7 +10,7 @@ w^{t+1}   w^t + sum_k p_k D_k,  p from gamma;   a site's own model, if sites are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +22,8 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import rule
 from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
 from fairflare.core.validation import Range
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
+from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
+from fairflare.rules.own import from_shared
 
 
 @rule("shapfed")
@@ -81,7 +82,7 @@ class ShapFed(Rule):
         gamma = self._averaged(scores, state)
         factors = self._factors(replies, gamma)
         weights = shares({site: max(factor, 0.0) for site, factor in factors.items()})
-        gone = [_from_shared(r, model, info) for r in replies]
+        gone = [from_shared(r, model, info) for r in replies]
         after = _added(model, gone, factors, weights)
         received = self._received(gamma) if self.rewards else {}
         own = {r.site: _mixed(model, r, after, received[r.site]) for r in gone if r.site in received}
@@ -100,7 +101,7 @@ class ShapFed(Rule):
         except ValueError as error:
             raise RunFailed(str(error)) from None
         heads = np.stack([_rows(r, keys) for r in replies])
-        known = _filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
+        known = filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
         gamma = np.array([known[r.site] for r in replies])
         if gamma.sum() <= 0:
             gamma = np.ones(len(replies))
@@ -146,21 +147,6 @@ def _rows(reply: Reply, keys: Sequence[str]) -> np.ndarray:
     """float64 (C, F): the head's update, a row per class."""
     parts = [reply.update[key].double() for key in keys]
     return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).numpy()
-
-
-def _filled(values: Mapping[str, float | None]) -> dict[str, float]:
-    """``values`` with the mean of the known ones (1 when none is) in place of None."""
-    known = [value for value in values.values() if value is not None]
-    usual = sum(known) / len(known) if known else 1.0
-    return {site: usual if value is None else value for site, value in values.items()}
-
-
-def _from_shared(reply: Reply, model: StateDict, info: Info) -> Reply:
-    """The reply with the difference of its trained model to ``model``, from which other sites may have started."""
-    sent = info.models.get(reply.site)
-    if sent is None:
-        return reply
-    return replace(reply, update={key: sent[key] - model[key] + change for key, change in reply.update.items()})
 
 
 def _added(model: StateDict, replies: Sequence[Reply], factors: Weights, weights: Weights) -> StateDict:
