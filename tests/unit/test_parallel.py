@@ -62,7 +62,10 @@ def test_a_comparison_is_the_same_side_by_side(tmp_path, capsys):
         assert code == 0, err
         lines = [line for line in err.splitlines() if line.startswith("run ")]
         assert sorted(line[:8] for line in lines) == ["run 1 of", "run 2 of", "run 3 of"] and " finished, " in lines[0]
-        found[count] = ends(folder), json.loads((folder / "compare.json").read_text())
+        comparison = json.loads((folder / "compare.json").read_text())
+        for method in comparison["methods"]:
+            assert method["detail"]["cost"].pop("seconds")["mean"] > 0
+        found[count] = ends(folder), comparison
     assert found[1] == found[2] and len(found[1][0]) == 3
     code, _, err = call(capsys, *COMPARE, "--rounds", "1", "--workers", "2", "--out", tmp_path / "1")
     assert code == 0 and err.count("finished before, reused") == 3

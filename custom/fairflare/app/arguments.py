@@ -160,6 +160,16 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+def parse_pareto(text: str) -> tuple[str, str]:
+    """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
+    from fairflare.report.quantities import QUANTITIES
+
+    found = tuple(part.strip() for part in text.split(","))
+    if len(found) != 2 or not set(found) <= set(QUANTITIES):
+        raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {shown(text)}")
+    return found[0], found[1]
+
+
 def comparison_name(task: str, shared: Mapping[str, Any]) -> str:
     """The folder's name of a comparison on ``task``: another one for every choice that all of its runs share.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare import __version__
-from fairflare.app.arguments import KINDS, comparison_name, on_grid, own_names, parse_pairs, parse_seeds
+from fairflare.app.arguments import KINDS, comparison_name, on_grid, own_names, parse_pairs, parse_pareto, parse_seeds
 from fairflare.app.failures import explained
 from fairflare.app.options import (
     PATH,
@@ -120,7 +120,14 @@ def run(
 @workers_option
 @cache_option
 @out_option
-@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown and JSON here.")
+@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
+@click.option(
+    "--pareto",
+    default="mean,worst",
+    show_default=True,
+    metavar="X,Y",
+    help="Two quantities; dominated methods are marked.",
+)
 @force_option
 @as_json
 @click.pass_obj
@@ -141,6 +148,7 @@ def compare(
     workers: int | None,
     out: Path | None,
     tables: Path | None,
+    pareto: str,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -162,9 +170,12 @@ def compare(
     }
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
     folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
+    front = parse_pareto(pareto)
     if tables:
         check_tables(tables)
-    comparison = compare_all(configs, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+    comparison = compare_all(
+        configs, folder, env=env, force=force, sim_threads=sim_threads, workers=workers, pareto=front
+    )
     if tables:
         write_tables(comparison, tables, command or "fairflare compare")
     console.dump(comparison) if as_json else console.comparison(comparison, folder)

@@ -24,6 +24,7 @@ from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.log import line
 from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.words import differences
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -295,6 +296,8 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
             shown.add_row(LABELS.get(name, name), *(escape(str(row.get(name, ""))) for row in rows))
     out.print(shown)
     say(drawn_words(found))
+    for sentence in differences(found):
+        say(sentence)
     for text in found["notes"]:
         note(text)
     for report in sorted(folder.glob("*/report.html")):

@@ -30,7 +30,7 @@ from fairflare.report.write import PAGE, REPORT
 
 T = TypeVar("T")
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
-SUMMARIES = (COMPARISON, COMPARISON_PAGE, "compare.csv", "compare.md", CONTRIBUTION)
+SUMMARIES = (COMPARISON, COMPARISON_PAGE, "compare.csv", "compare.md", "compare.tex", "tables.csv", CONTRIBUTION)
 FLARE_LOG = "flare_log.txt"
 RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, REPORT, PAGE, LOG, FLARE_LOG)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,9 +46,12 @@ from fairflare.federation.lock import locked
 from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
 from fairflare.federation.state import save_json, save_text
-from fairflare.report.compare import compare
+from fairflare.report.compare import PARETO, compare
+from fairflare.report.compare_tables import comparison_tables, main_table
 from fairflare.report.log import RunLog
 from fairflare.report.page import render_compare
+from fairflare.report.table_files import as_csv as tables_as_csv
+from fairflare.report.table_files import as_latex
 from fairflare.report.tables import as_csv, as_markdown
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import REPORT, check_resumable, verify_run, write_report
@@ -157,6 +161,7 @@ def compare_all(
     force: bool = False,
     sim_threads: int | None = None,
     workers: int | None = 1,
+    pareto: tuple[str, str] = PARETO,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
@@ -167,13 +172,14 @@ def compare_all(
         force: runs everything again.
         sim_threads: see ``execute``.
         workers: processes that compute side by side, see ``parallel.budget``.
+        pareto: the two quantities of the Pareto front, see ``compare``.
     """
     check_collection(folder)
     at_once = budget(workers, env, configs)
     with created(folder), opened(folder):
         one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
         summaries = run_all(configs, folder, one, at_once)
-        comparison = compare([summary["detail"] for summary in summaries])
+        comparison = compare([summary["detail"] for summary in summaries], pareto)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison
@@ -187,12 +193,19 @@ def check_tables(folder: Path) -> None:
 
 
 def write_tables(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
-    """Write compare.csv, compare.md and compare.json of a comparison to ``folder``, with the command that made it."""
+    """Write a comparison to ``folder``, with the command that made it.
+
+    compare.json (everything), compare.csv (the quantities), compare.md, compare.tex, and tables.csv (every table's
+    cells: sites, metrics, domains, statistics).
+    """
     check_tables(folder)
     folder.mkdir(exist_ok=True)
     save_json(folder / COMPARISON, {**comparison, "command": command})
     save_text(folder / "compare.csv", as_csv(comparison))
     save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
+    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=sys.maxsize)]
+    save_text(folder / "compare.tex", as_latex(*tables))
+    save_text(folder / "tables.csv", tables_as_csv(*tables))
 
 
 def run_once(

@@ -25,13 +25,14 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
 
     Returns:
         counted: "personal" where the results are those of the sites' own models, else absent; title, real, simulated,
-        drawn, classes, headline and primary endpoint of the task; sites: name -> description,
-        in the task's order; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; groups:
-        names, in order; group_metric: what a group's value is; metrics: name -> label, meaning, chance,
-        higher_is_better; numbers: name -> meaning of the numbers that sites report beside the update.
+        drawn, classes, headline and primary endpoint of the task; sites: name -> description, in the task's order;
+        domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
+        the papers' tables; groups: names, in order; group_metric: what a group's value is; metrics: name -> label,
+        meaning, chance, higher_is_better; numbers: name -> meaning of the numbers that sites report beside the update.
     """
     task = parts.task
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
+    domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     own = {"counted": PERSONAL} if parts.counts_own else {}
     return {
         **own,
@@ -43,6 +44,7 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "headline": task.headline,
         "primary": task.primary,
         "sites": dict(described_sites),
+        **({"domains": domains} if domains else {}),
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),
         "group_metric": "accuracy" if task.class_labels else task.headline,

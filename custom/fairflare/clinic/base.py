@@ -147,6 +147,14 @@ class Task(ABC):
         """
         return ()
 
+    def domains(self) -> dict[str, str]:
+        """Every site -> the domain (camera, collection) that it belongs to, in order; {} for a task without domains.
+
+        A comparison gives mean and standard deviation over domains: on the shared test set of a domain's name where
+        the task has one for each, else over its sites.
+        """
+        return {}
+
     def test_sets(self) -> tuple[TestSet, ...]:
         """Shared test sets, where the task is simulated and has them."""
         return ()

@@ -124,6 +124,10 @@ class Digits(Task):
         kind = CroppedData if self.augment else TensorData
         return kind.of(splits, n_classes=len(self.classes), mean=MEAN, std=STD)
 
+    def domains(self) -> dict[str, str]:
+        """What each site holds."""
+        return {site: self.domain(site) for site in self.sites()}
+
     def domain(self, site: str) -> str:
         """The one of ``numerals.DOMAINS`` that ``site`` holds."""
         return DOMAINS[site_index(site, self.sites()) // self._per_domain()]

@@ -137,6 +137,10 @@ class Digits5(ImagesOnDisk):
         """Resized to 32 pixels; grey becomes three equal channels."""
         return Reader(SIZE, len(self.mean))
 
+    def domains(self) -> dict[str, str]:
+        """What each site holds."""
+        return {site: self.domain(site) for site in self.sites()}
+
     def domain(self, site: str) -> str:
         """The one of ``DOMAINS`` that ``site`` holds."""
         return DOMAINS[site_index(site, self.sites()) // self._per_domain()]

@@ -97,6 +97,10 @@ class Fundus(MasksOnDisk):
             return dict(DOMAINS)
         return {name.strip(): "a folder of photographs" for name in self.site_names.split(",")}
 
+    def domains(self) -> dict[str, str]:
+        """Each site is a domain of its own, a camera of a collection."""
+        return {site: site for site in self.sites()}
+
     def reader(self) -> Reader:
         """Colour images, and masks by ``mask_values``."""
         values = Segmentation(labels=",".join(self.classes), mask_values=self.mask_values).values()

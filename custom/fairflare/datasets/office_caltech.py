@@ -118,6 +118,10 @@ class OfficeCaltech(ImagesOnDisk):
         kinds = [domain for domain in DOMAINS for _ in range(self._per_domain())]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
+    def domains(self) -> dict[str, str]:
+        """What each site holds: its description says nothing else."""
+        return self.sites()
+
     def network(self) -> nn.Module:
         """Images (N, 3, size, size) -> logits (N, 10)."""
         return networks.build(self.model, len(self.mean), len(self.classes))

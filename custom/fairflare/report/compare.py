@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.report import paired as statistics
+from fairflare.report.details import details, relative_to_solo
 from fairflare.report.fairness import mean_ci
 from fairflare.report.match import (
     complete,
@@ -17,19 +19,20 @@ from fairflare.report.match import (
     setting_notes,
     shared_seeds,
 )
+from fairflare.report.pareto import front
 from fairflare.report.personal import QUANTITIES as PERSONAL
-from fairflare.report.personal import personal_quantities
+from fairflare.report.quantities import NAMES, QUANTITIES, better_higher, run_row
 from fairflare.report.values import MISSING, listing, plural, signed, stop, with_half_width
 
 FORMAT = 1
-QUANTITIES = ("mean", "worst", "std", "gap", "jain", "clean", "corrupted", "group_disparity", "worst_group", *PERSONAL)
 ALWAYS_DRAWN = ("initial model", "order")
 """What a run's seed draws whatever the task."""
-LOWER_IS_BETTER = ("std", "gap", "group_disparity", "personal_std")
+PARETO = ("mean", "worst")
+"""The quantities of the Pareto front unless others are asked for."""
 Json = dict[str, Any]
 
 
-def compare(runs: list[Json]) -> Json:
+def compare(runs: list[Json], pareto: tuple[str, str] = PARETO) -> Json:
     """Each method's fairness over the seeds that all methods share, and paired differences from the first method.
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
@@ -37,31 +40,41 @@ def compare(runs: list[Json]) -> Json:
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
+        pareto: the two quantities of the Pareto front.
 
     Returns:
-        headline, higher_is_better, task, sites, seeds, seeds_draw, reference (a label), methods, notes and caveats.
+        headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``quantities.domain_values``),
+        seeds, seeds_draw, reference (a label), methods, pareto (``pareto.front``), notes and caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
         name no winner) and, for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
-        holds the values per seed, ``versus_first`` the paired differences (None for the first method).
+        holds the values per seed, ``detail`` what ``details.details`` says of sites, metrics, domains, last rounds and
+        cost, ``versus_first`` the paired differences (None for the first method): what ``paired.paired`` says, wins,
+        losses, pairs, p_holm (over the methods of the table) and verdict.
 
     Raises:
-        UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, or no seed is
-            shared.
+        UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, no seed is
+            shared, or ``pareto`` names something else.
     """
+    for name in pareto:
+        if name not in QUANTITIES:
+            raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {name[:40]!r}")
     done, left_out = complete(runs)
     require_same_data(done)
     groups = grouped(done)
     seeds, dropped = shared_seeds(groups)
-    tables = {label: [_run_row(found[seed]) for seed in seeds] for label, found in groups.items()}
+    chosen = {label: [found[seed] for seed in seeds] for label, found in groups.items()}
+    tables = relative_to_solo({label: [run_row(run) for run in found] for label, found in chosen.items()}, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
     methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
     trained = objectives(groups)
     for method in methods:
         method["objective"] = trained[method["label"]]
+        method["detail"] = details(chosen[method["label"]], chosen)
         method["versus_first"] = None if method["label"] == first else method["versus_first"]
-    return {
+    _judge(methods, higher)
+    found = {
         "format": FORMAT,
         **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
         "sites": [{key: row[key] for key in ("site", "description")} for row in done[0]["sites"]],
@@ -72,6 +85,8 @@ def compare(runs: list[Json]) -> Json:
         "notes": [*left_out, *dropped, *setting_notes(groups)],
         "caveats": _caveats(done[0], seeds),
     }
+    better = better_higher(pareto[0], higher), better_higher(pareto[1], higher)
+    return {**found, "pareto": front(found, *pareto, better, NAMES)}
 
 
 def table(comparison: Json) -> list[dict[str, str]]:
@@ -137,24 +152,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     return {"data": data, "what": what, "data_seeds": chosen}
 
 
-def _run_row(run: Json) -> Json:
-    fairness, headline, sets = run["fairness"], run["headline"], run["test_sets"]
-    groups = run.get("groups")
-    return {
-        "seed": run["seed"],
-        "data_seed": data_seed(run),
-        **{key: fairness[key] for key in ("mean", "std", "gap", "jain")},
-        "worst": fairness["worst"]["value"],
-        "worst_site": fairness["worst"]["site"],
-        "clean": (sets["last"]["clean"] or sets["clean_mean"]).get(headline),
-        "corrupted": (sets["last"]["corrupted"] or sets["corrupted_mean"]).get(headline),
-        "group_disparity": groups["disparity"]["sample"] if groups else None,
-        "worst_group": groups["worst"]["value"] if groups else None,
-        **personal_quantities(run),
-        "model_sha256": run["provenance"]["model_sha256"],
-    }
-
-
 def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[Json], higher: bool) -> Json:
     run = next(iter(runs.values()))
     return {
@@ -169,15 +166,30 @@ def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[
 
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
-    sign = -1 if name in LOWER_IS_BETTER or (name not in ("jain", "worst_group") and not higher) else 1
+    sign = 1 if better_higher(name, higher) else -1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
     return {
-        **mean_ci(pair["difference"] for pair in known),
+        **statistics.paired(pair["difference"] for pair in known),
         "wins": sum(sign * pair["difference"] > 0 for pair in known),
         "losses": sum(sign * pair["difference"] < 0 for pair in known),
         "pairs": known,
     }
+
+
+def _judge(methods: Sequence[Json], higher: bool) -> None:
+    """Add to each paired difference Holm's p over the methods of the table, and the verdict by the interval.
+
+    None is passed on a method that was trained under another objective than the first.
+    """
+    others = methods[1:]
+    for name in QUANTITIES:
+        adjusted = statistics.holm({method["label"]: method["versus_first"][name]["p"] for method in others})
+        for method in others:
+            found = method["versus_first"][name]
+            found["p_holm"] = adjusted[method["label"]]
+            alike = method["objective"] == methods[0]["objective"]
+            found["verdict"] = statistics.verdict(found, better_higher(name, higher)) if alike else "other objective"
 
 
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:

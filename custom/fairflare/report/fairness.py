@@ -39,6 +39,27 @@ def std(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
     return _std(finite(values).values(), ddof)
 
 
+def variance(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
+    """Variance over sites, >= 0: the square of ``std``, which q-FFL (Li et al., ICLR 2020) prints."""
+    spread = std(values, ddof)
+    return None if spread is None else spread**2
+
+
+def gini(values: Values) -> float | None:
+    """Gini coefficient sum_ij |x_i - x_j| / (2 K^2 mean) over sites, in [0, 1 - 1/K]; 0 when all are equal.
+
+    Defined for values >= 0, as ``jain``; None otherwise.
+    """
+    known = sorted(finite(values).values())
+    if not known or known[0] < 0:
+        return None
+    if known[-1] == 0:
+        return 0.0
+    scaled = [value / known[-1] for value in known]
+    count = len(scaled)
+    return math.fsum((2 * i - count + 1) * value for i, value in enumerate(scaled)) / (count * math.fsum(scaled))
+
+
 def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: int = 4) -> float:
     """Standard deviation (ddof 0) over sites at two values: sqrt(n_clean n_corrupted) / (n_clean + n_corrupted) |gap|.
 

@@ -119,6 +119,28 @@ def equal_opportunity(rates: Values) -> dict[str, Any]:
     }
 
 
+def demographic_parity(rates: Rates, sizes: Mapping[str, Values], classes: Sequence[str]) -> float | None:
+    """Largest minus smallest P(predicted class 1 | attribute) over the values of an attribute, in [0, 1].
+
+    With two classes this follows from what sites send: the rate is (n_1 TPR + n_0 (1 - TNR)) / (n_1 + n_0).
+
+    Args:
+        rates: class -> value of the attribute -> share of the class that is recognised.
+        sizes: the same -> number of patients.
+        classes: the two classes' names, the positive one last; None for any other number of classes.
+
+    Returns:
+        None where fewer than two values of the attribute have both classes.
+    """
+    if len(classes) != 2:
+        return None
+    no, yes = (rates.get(name, {}) for name in classes)
+    n_no, n_yes = (finite(sizes.get(name, {})) for name in classes)
+    known = [name for name in yes if name in no and name in n_no and name in n_yes and n_no[name] + n_yes[name] > 0]
+    shares = [(n_yes[a] * yes[a] + n_no[a] * (1 - no[a])) / (n_yes[a] + n_no[a]) for a in known]
+    return max(shares) - min(shares) if len(shares) > 1 else None
+
+
 def worst_mixture(errors: Values, rho: float) -> dict[str, float]:
     """The mixture of groups with the largest mean error in a chi-square ball around the uniform one.
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.report import words
 from fairflare.report.compare import objective_words
+from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.metrics import label
+from fairflare.report.table_files import shown
 from fairflare.report.templates import environment
 from fairflare.report.values import in_order, text
 
@@ -68,8 +70,6 @@ def render_compare(comparison: Json) -> str:
     """The page of a comparison of methods (``compare``); the same comparison gives the same bytes."""
     from markupsafe import Markup
 
-    from fairflare.report.figures import method_points, tradeoff
-
     return (
         _environment()
         .get_template("compare.html.j2")
@@ -77,12 +77,21 @@ def render_compare(comparison: Json) -> str:
             found=comparison,
             opening=words.opening_compare(comparison),
             differences=words.differences(comparison),
-            figure=Markup(method_points(comparison)),
-            tradeoff=Markup(tradeoff(comparison)),
+            figures=[Markup(svg) for svg in _drawn(comparison) if svg],
+            tables=[shown(table) for table in comparison_tables(comparison)],
             metric=label(comparison["headline"], comparison),
             columns=_columns(comparison),
         )
     )
+
+
+def _drawn(comparison: Json) -> list[str]:
+    """The figures of a comparison as SVG elements, "" for one that has nothing to show."""
+    from fairflare.report.figures import method_points, tradeoff
+    from fairflare.report.pareto import front_figure
+
+    found = comparison.get("pareto")
+    return [method_points(comparison), front_figure(comparison, found) if found else "", tradeoff(comparison)]
 
 
 def _columns(comparison: Json) -> list[tuple[str, str]]:

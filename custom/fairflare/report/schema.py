@@ -66,11 +66,16 @@ def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, st
     Args:
         rounds: records of rounds, see ``Trail``.
         table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
+
+    Returns:
+        rounds (how many), names, clean and corrupted (the means), and, where there are such sets, values ("clean"
+        and "corrupted" -> metrics of each).
     """
     by_round = {record["round"]: record["test_sets"] for record in rounds if record.get("test_sets")}
     found: Json = {"rounds": len(by_round), "names": dict(table_sets), "clean": None, "corrupted": None}
     for kind, name in table_sets.items():
-        scores = [sets[name]["metrics"] for sets in by_round.values() if name in sets]
+        scores = [sets[name]["metrics"] for _, sets in sorted(by_round.items()) if name in sets]
+        found.setdefault("values", {})[kind] = scores
         names = set.intersection(*map(set, scores)) if scores else set()
         found[kind] = {m: sum(s[m] for s in scores) / len(scores) for m in sorted(names)} or None
     return found

@@ -99,7 +99,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         "task": {
             "id": config.get("task"),
             **{key: config.get(key) for key in ("preset", "options")},
-            **{key: about.get(key) for key in ("title", "real", "simulated", "primary", "classes", "drawn")},
+            **{key: about.get(key) for key in ("title", "real", "simulated", "primary", "classes", "drawn", "domains")},
         },
         "training": training,
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),

@@ -80,8 +80,12 @@ def as_csv(*tables: Table) -> str:
     return out.getvalue()
 
 
-def as_latex(table: Table) -> str:
-    r"""A ``table`` environment in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
+def as_latex(*tables: Table) -> str:
+    r"""``table`` environments in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(map(_latex_table, tables))
+
+
+def _latex_table(table: Table) -> str:
     count = len(table.columns) + 1
     form = "l" + "".join("l" if column.words else "r" for column in table.columns)
     lines = [r"\begin{table}", r"\centering", f"\\caption{{{latex(table.caption or table.title)}}}"]
@@ -120,9 +124,10 @@ def as_html(
     from markupsafe import Markup
 
     found = environment().get_template("tables.html.j2")
-    shown = [{"table": table, "headings": headings(table.columns), "parts": _parts(table)} for table in tables]
     drawn = [Markup(svg) for svg in figures if svg]
-    return found.render(title=title, tables=shown, lead=list(lead), figures=drawn, facts=dict(facts or {}))
+    return found.render(
+        title=title, tables=[shown(table) for table in tables], lead=list(lead), figures=drawn, facts=dict(facts or {})
+    )
 
 
 def write_tables(
@@ -154,7 +159,7 @@ def write_tables(
     texts: dict[str, str] = {
         "csv": as_csv(*tables),
         "md": _document(title, tables, lead, told),
-        "tex": "% needs \\usepackage{booktabs}\n" + "\n".join(map(as_latex, tables)),
+        "tex": as_latex(*tables),
         "html": as_html(title, tables, lead=lead, figures=figures, facts=told),
     }
     for ending, text in texts.items():
@@ -173,6 +178,11 @@ def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: M
     parts += [as_markdown(table, heading=level) for table in tables]
     parts += ["\n".join(f"- {_md(name)}: {_md(text)}" for name, text in facts.items()) + "\n"] if facts else []
     return "\n".join(parts)
+
+
+def shown(table: Table) -> dict[str, Any]:
+    """What the macro ``one_table`` of the templates takes."""
+    return {"table": table, "headings": headings(table.columns), "parts": _parts(table)}
 
 
 def _parts(table: Table) -> list[dict[str, Any]]:

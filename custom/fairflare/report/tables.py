@@ -10,26 +10,19 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.report.compare import QUANTITIES, drawn_words, objective_words, same_objective
-from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.compare import drawn_words, objective_words, same_objective
+from fairflare.report.compare_tables import comparison_tables
+from fairflare.report.quantities import NAMES, QUANTITIES
+from fairflare.report.table_files import as_markdown as as_markdown_table
 from fairflare.report.values import MISSING, capital, with_half_width, with_interval
+from fairflare.report.words import differences
 
-NAMES = {
-    "mean": "mean over sites",
-    "worst": "worst site",
-    "std": "standard deviation over sites (ddof 0)",
-    "gap": "gap between best and worst site",
-    "jain": "Jain's index",
-    "clean": "clean test set, last 5 rounds",
-    "corrupted": "corrupted test set, last 5 rounds",
-    "group_disparity": "disparity over groups (sample sd)",
-    "worst_group": "worst group",
-    **PERSONAL,
-}
 COLUMNS = (
     "method", "quantity", "mean", "low", "high", "n", "difference", "difference_low", "difference_high", "wins",
     "trained_with",
 )  # fmt: skip
+STATISTICS = ("p", "p_holm", "hedges_g", "verdict", "bootstrap_low", "bootstrap_high")
+"""Further columns, of comparisons that hold them: those of the first version do not."""
 Json = Mapping[str, Any]
 
 
@@ -46,15 +39,24 @@ def as_csv(comparison: Json) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    judged = any(
+        "p" in paired for method in comparison["methods"] for paired in (method["versus_first"] or {}).values()
+    )
+    writer.writerow(COLUMNS + STATISTICS if judged else COLUMNS)
     for method in comparison["methods"]:
         for name in _known(comparison["methods"]):
             found, paired = method[name], (method["versus_first"] or {}).get(name) or {}
             row = [found["mean"], found["low"], found["high"], found["n"]]
             row += [paired.get("mean"), paired.get("low"), paired.get("high")]
             row += [paired.get("wins") if same_objective(comparison, method) else None, objective_words(method)]
+            row += _statistics(paired) if judged else []
             writer.writerow([method["label"], name, *("" if value is None else value for value in row)])
     return out.getvalue()
+
+
+def _statistics(paired: Json) -> list[Any]:
+    again = paired.get("bootstrap") or {}
+    return [paired.get(key) for key in ("p", "p_holm", "g", "verdict")] + [again.get(end) for end in ("low", "high")]
 
 
 def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> str:
@@ -78,6 +80,9 @@ def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> 
             f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
             _table(["difference", *labels[1:]], paired),
         ]
+        parts += ["\n".join(f"- {line}" for line in differences(comparison))]
+    for table in comparison_tables(comparison):
+        parts += [as_markdown_table(table, heading=2).rstrip("\n")]
     parts += ["\n".join(f"- {line}" for line in (*comparison["notes"], *comparison["caveats"]))]
     parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -8,9 +8,12 @@ from typing import Any
 
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.metrics import chance, label, meaning
-from fairflare.report.values import capital, listing, plural, signed, text
+from fairflare.report.paired import sentence
+from fairflare.report.values import capital, listing, plural, text
 
 Json = Mapping[str, Any]
+JUDGED = {"worst": "worst site", "mean": "mean over sites"}
+"""The quantities of a comparison that a sentence judges."""
 MOST_NAMED, SHOWN = 12, 3
 """Sites that a sentence names, and of more than that how many."""
 
@@ -234,23 +237,12 @@ def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
 
 
 def differences(comparison: Json) -> list[str]:
-    """One sentence per method after the first: how its worst site differs from the first method's, how surely."""
-    return [_difference(comparison, method) for method in comparison["methods"][1:]]
+    """Sentences per method after the first: how its worst site and its mean differ from the first's, how surely."""
+    pairs = [(method, name, what) for method in comparison["methods"][1:] for name, what in JUDGED.items()]
+    return [_difference(comparison, method, name, what) for method, name, what in pairs]
 
 
-def _difference(comparison: Json, method: Json) -> str:
-    paired, first = method["versus_first"]["worst"], comparison["reference"]
-    if paired["mean"] is None:
-        return f"{method['label']}: no worst-site result to compare with {first}."
-    begin = f"{method['label']}: its worst site differs from that of {first} by {signed(paired['mean'])}"
+def _difference(comparison: Json, method: Json, name: str, what: str) -> str:
+    said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
     alike = same_objective(comparison, method)
-    end = "" if alike else f" It was trained under another objective ({objective_words(method)})."
-    if paired["low"] is None:
-        return f"{begin} (one seed, no interval).{end}"
-    if not alike:
-        return f"{begin} (95 % interval {signed(paired['low'])} to {signed(paired['high'])}).{end}"
-    sure = "includes" if paired["low"] <= 0 <= paired["high"] else "does not include"
-    return (
-        f"{begin} (95 % interval {signed(paired['low'])} to {signed(paired['high'])}, which {sure} zero; better in "
-        f"{paired['wins']} of {plural(paired['n'], 'seed')})."
-    )
+    return said if alike else f"{said} It was trained under another objective ({objective_words(method)})."

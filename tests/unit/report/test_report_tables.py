@@ -10,7 +10,7 @@ import pytest
 
 from fairflare.app import cli
 from fairflare.report.compare import compare
-from fairflare.report.tables import COLUMNS, as_csv, as_markdown, machine
+from fairflare.report.tables import COLUMNS, STATISTICS, as_csv, as_markdown, machine
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def comparison(make_run):
 def test_csv_holds_means_and_paired_differences(comparison):
     rows = list(csv.DictReader(io.StringIO(as_csv(comparison))))
     worst = next(row for row in rows if (row["method"], row["quantity"]) == ("B", "worst"))
-    assert tuple(worst) == COLUMNS
+    assert tuple(worst) == COLUMNS + STATISTICS
     assert [float(worst[key]) for key in ("mean", "difference")] == pytest.approx([0.63, 0.03])
     assert (worst["n"], worst["wins"]) == ("2", "2")
     first = next(row for row in rows if (row["method"], row["quantity"]) == ("A", "worst"))
@@ -35,6 +35,9 @@ def test_markdown_names_command_versions_and_machine(comparison):
     assert "+0.030 [−0.097, +0.157], 2 of 2" in page
 
 
+FILES = ["compare.csv", "compare.json", "compare.md", "compare.tex", "tables.csv"]
+
+
 def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
     tables = tmp_path / "tables"
     arguments = ["compare", "fedavg", "--task", "support2", "--rounds", "1", "--tables", str(tables)]
@@ -45,7 +48,7 @@ def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
     kept = json.loads((tables / "compare.json").read_text())
     assert kept["command"].startswith("fairflare compare fedavg --task support2")
     assert kept["command"] in (tables / "compare.md").read_text()
-    assert sorted(path.name for path in tables.iterdir()) == ["compare.csv", "compare.json", "compare.md"]
+    assert sorted(path.name for path in tables.iterdir()) == FILES
 
 
 def test_tables_replace_nobodys_files(tmp_path, monkeypatch, capsys):

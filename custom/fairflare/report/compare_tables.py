@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison holds beside its two main tables, as tables that every writer can write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflare.report.metrics import higher_is_better, label
+from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
+from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
+from fairflare.report.values import MISSING, capital, plural, size, text
+
+Json = Mapping[str, Any]
+INTERVAL = "± is half the 95 % interval over seeds (Student t)."
+MOST_ROWS = 60
+"""Sites that a page or a Markdown file shows; CSV and JSON have all."""
+SIGNED = Form(signed=True)
+
+
+def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Table]:
+    """Tables of the statistics, the sites, every metric, domains, shared test sets, the last rounds, joining, cost,
+    other mixtures and the Pareto front; one that has nothing to show is left out.
+
+    Args:
+        comparison: see ``compare.compare``; one of the first version has none of these.
+        most_rows: of the tables with a row per site; a footnote says how many are left out.
+    """
+    if "pareto" not in comparison:
+        return []
+    makers: Iterable[Callable[[Json], Table | None]] = (
+        statistics, sites, metrics, domains, test_sets, last_rounds, joining, elsewhere, cost, pareto,
+    )  # fmt: skip
+    found = [made for make in makers if (made := make(comparison)) is not None]
+    return [_cut(table, most_rows) for table in found]
+
+
+def main_table(comparison: Json) -> Table:
+    """Methods down, the quantities that at least one of them has across."""
+    methods, higher = comparison["methods"], comparison["higher_is_better"]
+    names = [name for name in QUANTITIES if any((m.get(name) or {}).get("mean") is not None for m in methods)]
+    columns = tuple(Column(name, capital(NAMES[name]), better=_better(better_higher(name, higher))) for name in names)
+    rows = [Row(m["label"], m["label"], {name: Cell.of(m[name]) for name in names}) for m in methods]
+    return Table("results", f"Final models: {_metric(comparison)}", columns, tuple(rows), caption=_caption(comparison))
+
+
+def statistics(comparison: Json) -> Table | None:
+    """Every paired difference with its interval, p values, effect size and verdict; None for one method."""
+    methods = comparison["methods"][1:]
+    columns = (
+        Column("difference", "Difference", form=SIGNED),
+        Column("bootstrap", "Seeds and patients resampled", form=SIGNED),
+        Column("p", "p"),
+        Column("p_holm", "p (Holm)"),
+        Column("d", "d", form=Form(digits=2)),
+        Column("g", "g", form=Form(digits=2)),
+        Column("wins", "Better in", words=True),
+        Column("verdict", "By the interval", words=True),
+    )
+    resampled = any(found.get("bootstrap") for m in methods for found in m["versus_first"].values())
+    rows = [
+        Row(f"{m['label']}/{name}", capital(NAMES[name]), _judged(found), group=m["label"])
+        for m in methods
+        for name, found in m["versus_first"].items()
+        if found["mean"] is not None
+    ]
+    if not rows:
+        return None
+    kept = tuple(column for column in columns if resampled or column.key != "bootstrap")
+    caption = (
+        f"Own value minus that of {comparison['reference']} with the same seed: mean [95 % interval, Student t], p of "
+        "the sign-flip test, Holm's p over the methods of this table, Cohen's d of pairs and Hedges' g."
+    )
+    return Table("statistics", "Paired differences", kept, tuple(rows), "Quantity", caption)
+
+
+def sites(comparison: Json) -> Table | None:
+    """The headline metric of the final model at each site's own test split, a column per method."""
+    metric = comparison["headline"]
+    found = {m["label"]: m["detail"]["sites"].get(metric) or {} for m in comparison["methods"]}
+    described = {row["site"]: row["description"] for row in comparison["sites"]}
+    rows = [(site, f"{site} ({text})" if text else site) for site, text in described.items()]
+    return _by_method(comparison, "sites", f"{capital(_metric(comparison))} of each site", "Site", rows, found, metric)
+
+
+def metrics(comparison: Json) -> Table | None:
+    """Every metric of the sites' test splits, as mean over sites, worst site and standard deviation over sites."""
+    methods = comparison["methods"]
+    words = {"mean": "Mean over sites", "worst": "Worst site", "std": "Standard deviation over sites (ddof 0)"}
+    names = list(methods[0]["detail"]["metrics"])
+    if len(names) < 2:
+        return None
+    rows = [
+        Row(
+            f"{name}/{kind}",
+            capital(label(name, comparison)),
+            {_key(i): Cell.of(m["detail"]["metrics"][name][kind]) for i, m in enumerate(methods)},
+            group=title,
+        )
+        for kind, title in words.items()
+        for name in names
+    ]
+    return Table("metrics", "Every metric", _columns(methods), tuple(rows), "Metric", _caption(comparison))
+
+
+def domains(comparison: Json) -> Table | None:
+    """Each domain, and mean and standard deviation over domains; None for a task without domains."""
+    methods = comparison["methods"]
+    names = list(methods[0]["detail"]["domains"])
+    if not names:
+        return None
+    better = _better(comparison["higher_is_better"])
+    columns = [Column(name, name, group="Domain", better=better) for name in names]
+    columns += [
+        Column("domain_mean", "Mean", better=better),
+        Column("domain_std", "sd (ddof 0)", better="lower"),
+        Column("domain_std_sample", "sd (ddof 1)", better="lower"),
+    ]
+    rows = []
+    for method in methods:
+        cells = {name: Cell.of(method["detail"]["domains"][name]) for name in names}
+        cells |= {column.key: Cell.of(method[column.key]) for column in columns[len(names) :]}
+        rows.append(Row(method["label"], method["label"], cells))
+    of = "on the domain's shared test set" if methods[0]["detail"]["domains_of"] != "sites" else "mean over its sites"
+    caption = f"{capital(_metric(comparison))} of the final models, {of}; mean over seeds. {INTERVAL}"
+    return with_best(Table("domains", "Domains", tuple(columns), tuple(rows), caption=caption))
+
+
+def test_sets(comparison: Json) -> Table | None:
+    """The headline metric of the final models on every shared test set."""
+    metric = comparison["headline"]
+    found = {
+        m["label"]: {name: row[metric] for name, row in m["detail"]["test_sets"].items() if metric in row}
+        for m in comparison["methods"]
+    }
+    rows = [(name, name) for name in next(iter(found.values()))]
+    return _by_method(comparison, "test-sets", "Shared test sets", "Test set", rows, found, metric)
+
+
+def last_rounds(comparison: Json) -> Table | None:
+    """All runs' last rounds as one sample, the form of FedISM+'s tables."""
+    methods = [method for method in comparison["methods"] if method["detail"]["last_rounds"]]
+    if not methods:
+        return None
+    better = _better(comparison["higher_is_better"])
+    titles = {"clean": "Clean", "corrupted": "Corrupted", "average": "Average"}
+    columns = tuple(Column(kind, title, better=better) for kind, title in titles.items())
+    rows = [
+        Row(
+            m["label"],
+            m["label"],
+            {
+                kind: Cell(value=found["mean"], spread=found["sd"], n=found["n"])
+                for kind, found in m["detail"]["last_rounds"].items()
+            },
+        )
+        for m in methods
+    ]
+    n = methods[0]["detail"]["last_rounds"]["clean"]["n"]
+    caption = (
+        f"{capital(_metric(comparison))} on the shared test sets after each of the last rounds of every run, {n} "
+        "values taken as one sample: mean ± standard deviation (ddof 0). Rounds of a run are not independent of each "
+        "other: this is no interval, and no test follows from it."
+    )
+    return with_best(Table("last-rounds", "Last rounds of all runs", columns, tuple(rows), caption=caption))
+
+
+def joining(comparison: Json) -> Table | None:
+    """What each site gains over training alone; None without the method ``solo``."""
+    methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
+    if not methods:
+        return None
+    names = [row["site"] for row in comparison["sites"]]
+    columns = tuple(Column(_key(i), m["label"], form=SIGNED) for i, m in enumerate(methods))
+    rows = [
+        Row(
+            site, site,
+            {_key(i): _gain(m["detail"]["joining"]["sites"].get(site) or {}) for i, m in enumerate(methods)},
+        )
+        for site in names
+    ]  # fmt: skip
+    lose = {_key(i): Cell.text(f"{m['detail']['joining']['lose']} of {len(names)}") for i, m in enumerate(methods)}
+    rows += [Row("lose", "Sites that lose, by the interval", lose, group="All sites")]
+    caption = (
+        f"{capital(_metric(comparison))} of what serves a site (its own model where it has one) minus that of a model "
+        "trained at that site alone, with the same seed: mean [95 % interval]."
+    )
+    return Table("joining", "What joining brings each site", columns, tuple(rows), "Site", caption)
+
+
+def elsewhere(comparison: Json) -> Table | None:
+    """The final models on the patients of another rendering of the task."""
+    found = comparison.get("elsewhere") or []
+    if not found:
+        return None
+    higher = comparison["higher_is_better"]
+    kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
+    columns = [
+        Column(f"{i}-{kind}", title, group=_options(one["options"]), better=_better(better_higher(kind, higher)))
+        for i, one in enumerate(found)
+        for kind, title in kinds.items()
+    ]
+    rows = [
+        Row(
+            method["label"],
+            method["label"],
+            {
+                f"{i}-{kind}": Cell.of(one["methods"][method["label"]][kind])
+                for i, one in enumerate(found)
+                for kind in kinds
+                if method["label"] in one["methods"]
+            },
+        )
+        for method in comparison["methods"]
+    ]
+    caption = (
+        f"{capital(_metric(comparison))} of the final shared models on patients that no site trained with, dealt to "
+        f"the sites as the options above say. {INTERVAL}"
+    )
+    return with_best(Table("elsewhere", "Other mixtures of patients", tuple(columns), tuple(rows), caption=caption))
+
+
+def cost(comparison: Json) -> Table | None:
+    """Bytes each way and wall seconds per round."""
+    methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
+    columns = tuple(Column(name, capital(title), better="lower") for name, title in COSTS.items())
+    rows = [
+        Row(
+            m["label"],
+            m["label"],
+            {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS},
+        )
+        for m in methods
+    ]
+    caption = "Means over seeds. Seconds are wall time of whatever else the machine did; runs side by side share it."
+    return Table("cost", "Cost", columns, tuple(rows), caption=caption) if rows else None
+
+
+def pareto(comparison: Json) -> Table | None:
+    """The Pareto front of two quantities, dominated methods marked; None for one method."""
+    found = comparison["pareto"]
+    if len(found["points"]) < 2:
+        return None
+    columns = (
+        *(
+            Column(key, capital(found[key]["name"]), better=_better(found[key]["higher_is_better"]))
+            for key in ("x", "y")
+        ),
+        Column("by", "Dominated by", words=True),
+    )
+    rows = [
+        Row(
+            point["label"],
+            point["label"],
+            {
+                **{key: Cell(point[key], mark="dominated" if point["dominated_by"] else "") for key in ("x", "y")},
+                "by": Cell.text(", ".join(point["dominated_by"]) or "none: on the front"),
+            },
+        )
+        for point in found["points"]
+    ]
+    caption = "Means over seeds. Dominated (†): another method is at least as good in both columns and better in one."
+    return Table("pareto", "Pareto front", columns, tuple(rows), caption=caption)
+
+
+def _by_method(
+    comparison: Json, key: str, title: str, stub: str, rows: Sequence[tuple[str, str]], found: Json, metric: str
+) -> Table | None:
+    """A row per site or test set, a column per method."""
+    methods = comparison["methods"]
+    better = _better(higher_is_better(metric, comparison))
+    columns = tuple(Column(_key(i), m["label"], better=better) for i, m in enumerate(methods))
+    made = [
+        Row(
+            name,
+            shown,
+            {_key(i): Cell.of(found[m["label"]][name]) for i, m in enumerate(methods) if name in found[m["label"]]},
+        )
+        for name, shown in rows
+    ]
+    return Table(key, title, columns, tuple(made), stub, _caption(comparison)) if made else None
+
+
+def _judged(found: Json) -> dict[str, Cell]:
+    """The cells of one paired difference."""
+    again = found.get("bootstrap") or {}
+    cells = {
+        "difference": Cell.of(found, half=False),
+        "wins": Cell.text(f"{found['wins']} of {found['n']}" if found["verdict"] != "other objective" else MISSING),
+        "verdict": Cell.text(found["verdict"]),
+        **{key: Cell(found[key]) for key in ("p", "p_holm", "d", "g")},
+    }
+    return cells | ({"bootstrap": Cell.of(again, half=False)} if again.get("mean") is not None else {})
+
+
+def _gain(found: Json) -> Cell:
+    return Cell.of(found, half=False) if found else Cell()
+
+
+def _cost(name: str, value: float | None) -> Cell:
+    if value is None:
+        return Cell()
+    return Cell(value, words=f"{text(value, 2)} s" if name == "seconds" else size(round(value)))
+
+
+def _columns(methods: Sequence[Json]) -> tuple[Column, ...]:
+    return tuple(Column(_key(i), method["label"]) for i, method in enumerate(methods))
+
+
+def _key(place: int) -> str:
+    """A method's column."""
+    return f"m{place + 1}"
+
+
+def _better(higher: bool) -> Better:
+    return "higher" if higher else "lower"
+
+
+def _options(options: Json) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in options.items())
+
+
+def _metric(comparison: Json) -> str:
+    return label(comparison["headline"], comparison)
+
+
+def _caption(comparison: Json) -> str:
+    seeds = plural(len(comparison["seeds"]), "seed")
+    return f"Final models on the sites' own test splits where nothing else is said; mean over {seeds}. {INTERVAL}"
+
+
+def _cut(table: Table, most: int) -> Table:
+    if len(table.rows) <= most or table.key not in ("sites", "joining"):
+        return table
+    note = f"{len(table.rows) - most} more rows are in the CSV and JSON files."
+    kept = (*table.rows[: most - 1], table.rows[-1])
+    return Table(table.key, table.title, table.columns, kept, table.stub, table.caption, (*table.footnotes, note))

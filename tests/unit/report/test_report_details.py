@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison says beside means: sites, metrics, domains, last rounds, joining, cost, Pareto front."""
+
+import copy
+import csv
+import io
+import itertools
+import json
+
+import pytest
+
+from fairflare.core.errors import UserError
+from fairflare.report.compare import compare
+from fairflare.report.compare_tables import comparison_tables, main_table
+from fairflare.report.details import last_rounds
+from fairflare.report.fairness import client_std, gini, variance
+from fairflare.report.groups import demographic_parity
+from fairflare.report.page import render_compare
+from fairflare.report.pareto import dominated_by, front_figure
+from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
+from fairflare.report.table_files import as_csv, as_latex
+from fairflare.report.tables import as_markdown
+from golden import folder as golden_folder
+
+LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]
+
+
+@pytest.fixture
+def runs(make_run):
+    return [
+        make_run(title, seed, shift + 0.01 * seed) for title, shift in (("A", 0.0), ("B", 0.05)) for seed in (0, 1, 2)
+    ]
+
+
+def test_gini_and_variance():
+    assert gini({"a": 0.5, "b": 0.5}) == 0.0 == gini({"a": 0.0, "b": 0.0})
+    assert gini({"a": 0.0, "b": 1.0}) == pytest.approx(0.5)
+    values = {"a": 0.1, "b": 0.4, "c": 0.7, "d": 0.2}
+    pairs = sum(abs(x - y) for x, y in itertools.product(values.values(), repeat=2))
+    assert gini(values) == pytest.approx(pairs / (2 * 16 * 0.35))
+    assert gini({"a": -1.0}) is None is gini({})
+    assert variance({"a": 0.0, "b": 1.0}) == 0.25 and variance({}) is None
+
+
+def test_demographic_parity_follows_from_group_accuracies():
+    """Of 10 men with the disease 8 are found and of 30 without it 24 cleared: 14 of 40 are said to have it."""
+    rates = {"no": {"f": 0.5, "m": 0.8}, "yes": {"f": 0.5, "m": 0.8, "x": 1.0}}
+    sizes = {"no": {"f": 10, "m": 30}, "yes": {"f": 10, "m": 10, "x": 4}}
+    assert demographic_parity(rates, sizes, ("no", "yes")) == pytest.approx(0.5 - 14 / 40)
+    assert demographic_parity(rates, sizes, ("a", "b", "c")) is None
+    assert demographic_parity({"no": {"f": 0.5}, "yes": {"f": 0.5}}, sizes, ("no", "yes")) is None
+
+
+def _with_groups(run):
+    rows = [("no, f", 10, 0.5), ("no, m", 30, 0.8), ("yes, f", 10, 0.5), ("yes, m", 10, 0.9)]
+    classes = [{"class": "no", "gap": 0.3}, {"class": "yes", "gap": 0.4}]
+    run["task"]["classes"] = ["no", "yes"]
+    run["groups"] = {
+        "by": "label+sex",
+        "rows": [{"group": name, "n": n, "value": value} for name, n, value in rows],
+        "disparity": {"sample": 0.2},
+        "worst": {"value": 0.5},
+        "equal_opportunity": {"gap": 0.4, "classes": classes},
+    }
+    return run
+
+
+def test_group_gaps_of_a_run(make_run):
+    row = run_row(_with_groups(make_run()))
+    assert (row["eo_gap"], row["equalised_odds"]) == (0.4, 0.4)
+    assert row["demographic_parity"] == pytest.approx(0.5 - (6 + 9) / 40)
+    unknown = _with_groups(make_run())
+    unknown["groups"]["equal_opportunity"]["classes"][0]["gap"] = None
+    assert run_row(unknown)["equalised_odds"] is None, "half of it is no upper bound"
+
+
+def test_sites_and_every_metric(runs):
+    method = compare(runs)["methods"][1]["detail"]
+    assert list(method["metrics"]) == ["balanced_accuracy", "loss"]
+    assert method["sites"]["balanced_accuracy"]["site-1"]["mean"] == pytest.approx(0.96)
+    assert method["sites"]["balanced_accuracy"]["site-1"]["n"] == 3
+    assert method["metrics"]["loss"]["worst"]["mean"] == pytest.approx(0.4), "of a loss the largest is the worst"
+    assert method["test_sets"]["noise 3"]["balanced_accuracy"]["mean"] == 0.5
+
+
+def test_domains_are_those_of_test_sets_or_of_sites(make_run):
+    run = make_run()
+    assert domain_values(run) == {}
+    run["task"]["domains"] = {"site-1": "x", "site-2": "x", "site-10": "y"}
+    assert domain_values(run) == {"x": pytest.approx(0.85), "y": pytest.approx(0.6)}
+    found = compare([run])["methods"][0]
+    assert found["domain_mean"]["mean"] == pytest.approx(0.725) and found["detail"]["domains_of"] == "sites"
+    assert found["domain_std"]["mean"] == pytest.approx(0.125)
+    assert found["domain_std_sample"]["mean"] == pytest.approx(0.125 * 2**0.5)
+    run["task"]["domains"] = {"site-1": "clean", "site-2": "clean", "site-10": "noise 3"}
+    assert domain_values(run) == {"clean": 0.9, "noise 3": 0.5}
+    assert compare([run])["methods"][0]["detail"]["domains_of"] == "shared test sets"
+
+
+def _last5(make_run, seed):
+    run = make_run("A", seed)
+    kinds = ("clean", "corrupted")
+    values = {kind: [{run["headline"]: row[seed]} for row in LAST5[kind]] for kind in kinds}
+    run["test_sets"]["last"] |= {"values": values, "clean": None, "corrupted": None}
+    return run
+
+
+def test_fifteen_values_as_the_paper_prints_them(make_run):
+    found = last_rounds([_last5(make_run, seed) for seed in range(3)])
+    for kind, name in (("clean", "clean"), ("corrupted", "corr"), ("average", "avg")):
+        assert found[kind]["mean"] == pytest.approx(LAST5[f"{name}_mean"], abs=1e-12)
+        assert found[kind]["sd"] == pytest.approx(LAST5[f"{name}_std"], abs=1e-12)
+        assert found[kind]["n"] == 15 and found[kind]["sd_sample"] > found[kind]["sd"]
+    flat = [list(itertools.chain(*LAST5[kind])) for kind in ("clean", "corrupted")]
+    assert [client_std(*pair) for pair in zip(*flat)] == pytest.approx(LAST5["client_std_16_4"], abs=1e-12)
+
+
+def test_cost_per_round(make_run):
+    run = make_run()
+    assert costs(run)["seconds"] == pytest.approx(2.5) and costs(run)["bytes_up"] is None
+    run["traffic"] = {"down": 400, "up": 200}
+    assert costs(run) == {"bytes_down": 100.0, "bytes_up": 50.0, "seconds": pytest.approx(2.5)}
+    run["rounds_done"] = 0
+    assert set(costs(run).values()) == {None}
+
+
+def test_joining_is_compared_with_training_alone(make_run, runs):
+    alone = [make_run("solo", seed, 0.02) for seed in (0, 1, 2)]
+    found = compare([*runs, *alone])
+    joining = found["methods"][1]["detail"]["joining"]
+    assert found["methods"][2]["detail"]["joining"] is None and joining["lose"] == 0
+    assert joining["sites"]["site-1"]["mean"] == pytest.approx(0.04)
+    assert joining["sites"]["site-1"]["verdict"] == "better"
+    assert found["methods"][0]["variance_vs_solo"]["mean"] == pytest.approx(1.0), "every site moves alike here"
+    assert compare(runs)["methods"][0]["variance_vs_solo"]["mean"] is None
+    own = copy.deepcopy(alone)
+    for run in own:
+        run["personal"] = {
+            "rows": [{"site": "site-1", "personal": 0.1}],
+            "personal": {"mean": None, "worst": {"value": None}, "std": None},
+        }
+    served = compare([*runs, *own])["methods"][1]["detail"]["joining"]["sites"]["site-1"]
+    assert served["mean"] == pytest.approx(0.9 + 0.06 - 0.1), "a site's own model is what serves it"
+
+
+def test_dominated_points():
+    points = {"a": (0.8, 0.5), "b": (0.7, 0.6), "c": (0.7, 0.5), "d": (0.8, 0.5), "e": (None, 0.9)}
+    found = dominated_by(points, (True, True))
+    assert found == {"a": [], "b": [], "c": ["a", "b", "d"], "d": []}
+    assert dominated_by(points, (False, False)) == {"a": ["c"], "b": ["c"], "c": [], "d": ["c"]}
+
+
+def test_the_front_of_a_comparison(runs, make_run):
+    found = compare(runs, ("mean", "gap"))
+    rows = {row["label"]: row["dominated_by"] for row in found["pareto"]["points"]}
+    assert rows == {"A": ["B"], "B": []} and not found["pareto"]["y"]["higher_is_better"]
+    figure = front_figure(found, found["pareto"])
+    assert figure.startswith("<svg") and "A (dominated)" in figure and "B (dominated)" not in figure
+    assert front_figure(found, found["pareto"]) == figure
+    one = compare(runs[:3])
+    assert front_figure(one, one["pareto"]) == ""
+    with pytest.raises(UserError, match="--pareto: expected two of mean, worst.* got 'speed'"):
+        compare(runs, ("mean", "speed"))
+
+
+def test_statistics_of_every_pair(runs):
+    found = compare(runs)["methods"][1]["versus_first"]
+    assert set(found) == set(QUANTITIES)
+    assert found["worst"]["verdict"] == "better" and found["worst"]["p"] == 0.25 == found["worst"]["p_holm"]
+    assert found["gap"]["verdict"] == "cannot be told"
+    assert not better_higher("gap", True) and better_higher("jain", False) and not better_higher("mean", False)
+
+
+def test_holm_is_over_the_methods_of_the_table(make_run, runs):
+    third = [make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2)]
+    found = compare([*runs, *third])["methods"]
+    assert [m["versus_first"]["worst"]["p_holm"] for m in found[1:]] == [0.5, 0.5]
+
+
+def test_a_method_trained_otherwise_gets_no_verdict(make_run, runs):
+    other = [make_run("C", seed, 0.3, training={"rounds": 4, "lr": 0.5}) for seed in (0, 1, 2)]
+    found = compare([*runs, *other])
+    assert found["methods"][2]["versus_first"]["worst"]["verdict"] == "other objective"
+
+
+def test_every_table_is_written(runs, self_contained, make_run):
+    found = compare([*runs, *(make_run("solo", seed, 0.02) for seed in (0, 1, 2))])
+    tables = {table.key: table for table in comparison_tables(found)}
+    assert {"statistics", "sites", "metrics", "test-sets", "joining", "cost", "pareto"} <= set(tables)
+    assert main_table(found).rows[1].cells["worst"].value == pytest.approx(0.66)
+    page = render_compare(found)
+    self_contained(page)
+    for table in tables.values():
+        assert f"<h2>{table.title}</h2>" in page and f"## {table.title}" in as_markdown(found, "x", {})
+    rows = list(csv.DictReader(io.StringIO(as_csv(*tables.values()))))
+    assert {row["table"] for row in rows} == set(tables) and as_latex(*tables.values()).count("toprule") == len(tables)
+    assert "solo" in tables["pareto"].rows[1].title and tables["pareto"].rows[1].cells["x"].mark == "dominated"
+
+
+def test_many_sites_are_cut_on_the_page_and_whole_in_csv(runs):
+    found = compare(runs)
+    short = next(table for table in comparison_tables(found, most_rows=2) if table.key == "sites")
+    assert len(short.rows) == 2 and short.footnotes == ("1 more rows are in the CSV and JSON files.",)
