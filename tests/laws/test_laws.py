@@ -47,6 +47,15 @@ VARIANTS = [
     ("qfedavg", {"q": 2.0, "static": True}),
     ("qffl", {"q": 200.0}),
     ("qffl", {"prior": "none", "q": 100.0, "variant": "reference"}),
+    ("fedga", {"gap": "error", "step": 3.0}),
+    ("fedga", {"variant": "reference"}),
+    ("fedga", {"variant": "ffl4mia"}),
+    ("feddg-ga", {"step": 3.0}),
+    ("feddg-ga", {"variant": "fl4health"}),
+    ("fedpidavg", {"cost": "error"}),
+    ("fedpidavg", {"variant": "reference"}),
+    ("fedpidavg", {"variant": "reference", "clamp": False}),
+    ("fedcostwavg", {"cost": "error"}),
 ]
 
 

@@ -86,6 +86,7 @@ def weights(weighed):
 
 
 SUMMED = [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}, {"method": "qffl", "q": 2.0}]
+SUMMED += [{"method": "fedcostwavg"}]
 
 
 @pytest.mark.parametrize("settings", SUMMED, ids=str)
