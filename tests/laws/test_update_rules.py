@@ -14,6 +14,7 @@ from fairflare.rules.base import add_weighted, uniform
 from fairflare.rules.cffl import CFFL
 from fairflare.rules.cgsv import CGSV
 from fairflare.rules.fedfv import FedFV
+from fairflare.rules.robust import Median, MultiKrum, TrimmedMean
 from fairflare.rules.shapfed import ShapFed
 from fairflare.testing.laws import CHECKS
 
@@ -27,6 +28,11 @@ VARIANTS = [
     ("cffl", {"theta": 0.5, "clip": 0.05, "threshold": 0.9}),
     ("cgsv", {"variant": "reference", "beta": 5.0}),
     ("cgsv", {"alpha": 0.0}),
+    ("median", {"weighting": "uniform"}),
+    ("trimmed-mean", {"trim": 0.0}),
+    ("trimmed-mean", {"trim": 0.4, "weighting": "uniform"}),
+    ("multi-krum", {"faulty": 0, "keep": 1}),
+    ("multi-krum", {"faulty": 2, "weighting": "uniform"}),
     ("shapfed", {"clip": False}),
     ("shapfed", {"mu": 0.0, "classes": "held"}),
     ("shapfed", {"rewards": True}),
@@ -255,3 +261,44 @@ def test_cffl_with_only_removed_sites_there_the_shared_model_stays():
         found.models["site-1"]["w"], torch.tensor([1.0, 0.0])
     )
     assert found.state["reputation"] == state["reputation"]
+
+
+# Median, trimmed mean, multi-Krum
+
+ROBUST = (Median(), TrimmedMean(trim=0.3), MultiKrum())
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
+def test_one_wild_site_moves_nothing_far(rule):
+    honest = [reply(k, [1.0 + 0.1 * k, 0.0]) for k in range(4)]
+    outcome = rule.aggregate(model(), [*honest, reply(4, [1e6, -1e6])], {}, info())
+    assert 1.0 <= outcome.model["w"][0] <= 1.4 and -0.1 <= outcome.model["w"][1] <= 0.1
+    assert outcome.notes["removed"]["site-4"] > 0.19
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
+def test_removed_weight_is_a_part_of_the_sites_weight(rule):
+    sites = [reply(k, [0.1 * k, -0.2 * k], n=10 * (k + 1)) for k in range(5)]
+    removed = rule.aggregate(model(), sites, {}, info()).notes["removed"]
+    assert all(0 <= removed[r.site] <= r.n_examples / 150 + 1e-12 for r in sites) and any(removed.values())
+
+
+def test_a_site_with_more_than_half_of_the_weight_is_the_median():
+    sites = [reply(0, [5.0, 5.0], n=60), reply(1, [0.0, 0.0]), reply(2, [0.0, 0.0])]
+    assert torch.equal(Median().aggregate(model(), sites, {}, info()).model["w"], torch.tensor([5.0, 5.0]))
+    found = Median("uniform").aggregate(model(), sites, {}, info()).model["w"]
+    assert torch.equal(found, torch.zeros(2))
+
+
+def test_krum_takes_as_many_faulty_sites_as_fit():
+    sites = [reply(k, [0.0, 0.1 * k]) for k in range(3)] + [reply(3, [9.0, 9.0])]
+    few = MultiKrum(faulty=1).aggregate(model(), sites, {}, info())
+    assert not any(few.notes["removed"].values())
+    enough = MultiKrum(faulty=1).aggregate(model(), [*sites, reply(4, [0.0, 0.3])], {}, info())
+    assert [site for site, p in enough.notes["removed"].items() if p] == ["site-3"]
+
+
+def test_running_statistics_are_averaged_over_who_is_kept_or_with_all_weights():
+    sites = [reply(k, [0.0, 0.0]) for k in range(4)] + [reply(9, [9.0, 9.0])]
+    assert Median().aggregate(model(), sites, {}, info()).model["mean"] == pytest.approx(3.0)
+    assert MultiKrum().aggregate(model(), sites, {}, info()).model["mean"] == pytest.approx(1.5)

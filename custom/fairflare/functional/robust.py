@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust statistics of updates whose sites weigh differently: medians, trimmed means, distances, radii and caps.
+
+With equal weights the median and the scores are those of Yin et al. (ICML 2018, https://arxiv.org/abs/1803.01498) and
+Blanchard et al. (NeurIPS 2017, https://arxiv.org/abs/1703.02757).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fairflare.core.types import Reply
+from fairflare.functional.blocks import blocks_of
+
+BLOCK = 1 << 14
+"""Positions sorted at once."""
+ROUNDING = 1e-12
+"""Sums of weights within this of 1/2 are 1/2."""
+RATE = 0.2
+"""Step of a radius that follows bits, in its logarithm (Andrew et al., NeurIPS 2021, Section 3)."""
+
+
+def median(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) weighted medians and (K,) each site's summed share of them.
+
+    The median is the midpoint of all points with at most half of the weight on either side.
+
+    Args:
+        block: (K, B) updates.
+        weights: (K,) >= 0, sum 1.
+    """
+    order, values, start, end = _sorted(block, weights)
+    middle = np.zeros(block.shape[1])
+    share = np.zeros(block.shape)
+    for above in (end >= 0.5 - ROUNDING, end > 0.5 + ROUNDING):
+        row = np.argmax(above, axis=0)[None]
+        point = np.take_along_axis(values, row, 0)
+        middle += 0.5 * point[0]
+        share += 0.5 * _spread(values == point, end - start)
+    return middle, _by_site(share, order)
+
+
+def trimmed_mean(block: np.ndarray, weights: np.ndarray, trim: float) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) means of what is left of the weights' mass, and (K,) each site's summed part of that mass.
+
+    At each position ``trim`` of the mass is dropped at either end, a site at the boundary in part, and the sum divided
+    by 1 - 2 trim. Equal values lose the same share.
+
+    Args:
+        block: (K, B) updates.
+        weights: (K,) >= 0, sum 1.
+        trim: in [0, 0.5).
+    """
+    order, values, start, end = _sorted(block, weights)
+    new = np.ones(values.shape, dtype=bool)
+    new[1:] = values[1:] != values[:-1]
+    last = np.ones(values.shape, dtype=bool)
+    last[:-1] = new[1:]
+    first = np.maximum.accumulate(np.where(new, start, 0.0), axis=0)
+    until = np.minimum.accumulate(np.where(last, end, np.inf)[::-1], axis=0)[::-1]
+    width, inside = until - first, np.minimum(until, 1 - trim) - np.maximum(first, trim)
+    kept = (end - start) * np.divide(np.maximum(inside, 0), width, out=np.zeros_like(width), where=width > 0)
+    return (kept * values).sum(0) / (1 - 2 * trim), _by_site(kept, order)
+
+
+def distances(replies: Sequence[Reply]) -> np.ndarray:
+    """float64 (K, K): squared distances of the updates over their trainable entries, in one pass over the updates."""
+    total = np.zeros((len(replies), len(replies)))
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, BLOCK):
+            block = np.stack([np.asarray(update, dtype=np.float64) for update in updates])
+            block -= block.mean(0)  # what all updates share would drown their differences in rounding
+            products = block @ block.T
+            squares = np.diag(products)
+            total += squares[:, None] + squares[None, :] - 2 * products
+    return np.maximum(total, 0.0)
+
+
+def krum_scores(squared: np.ndarray, faulty: int) -> list[float]:
+    """For each site the sum of its K - f - 2 smallest squared distances to others, at least of one.
+
+    Args:
+        squared: (K, K) with K > 1.
+        faulty: f >= 0.
+    """
+    count = max(len(squared) - faulty - 2, 1)
+    return [math.fsum(np.sort(np.delete(row, k))[:count].tolist()) for k, row in enumerate(squared)]
+
+
+def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The median of ``values`` with weights >= 0 that have a positive sum."""
+    total = math.fsum(weights[k] for k in values)
+    found, _ = median(
+        np.array([[v] for v in values.values()], dtype=np.float64), np.array([weights[k] / total for k in values])
+    )
+    return float(found[0])
+
+
+def capped(weights: Mapping[str, float], cap: float) -> dict[str, float]:
+    """The weights with none above ``cap``: the others keep their proportions and share what is left, until none is.
+
+    Args:
+        weights: >= 0, sum 1.
+        cap: > 0; at most 1 / K gives equal weights.
+
+    Raises:
+        ValueError: too few positive weights to reach 1 under the cap.
+    """
+    if cap * len(weights) <= 1:
+        return dict.fromkeys(weights, 1 / len(weights))
+    positive = sum(1 for w in weights.values() if w > 0)
+    if cap * positive < 1:
+        raise ValueError(f"cap must be at least 1 / {positive}, the number of positive weights, got {cap:g}")
+    full: set[str] = set()
+    while True:
+        rest = math.fsum(w for site, w in weights.items() if site not in full)
+        scale = (1 - cap * len(full)) / rest if rest > 0 else 0.0
+        over = {site for site, w in weights.items() if site not in full and w * scale > cap}
+        if not over:
+            return {site: cap if site in full else w * scale for site, w in weights.items()}
+        full |= over
+
+
+def radius_by_bits(radius: float, norms: Sequence[float]) -> float:
+    """The radius moved towards the median norm, from one bit per site: whether its norm is within it.
+
+    C exp(-0.2 (mean[norm <= C] - 1/2)), Andrew et al., https://arxiv.org/abs/1905.03871.
+    """
+    inside = sum(norm <= radius for norm in norms) / len(norms)
+    return radius * math.exp(-RATE * (inside - 0.5))
+
+
+def _sorted(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(K, B) each: the sites in order of their values, these, and the mass before and up to each."""
+    order = np.argsort(block, axis=0, kind="stable")
+    end = np.cumsum(weights[order], axis=0)
+    end /= end[-1:]
+    start = np.zeros_like(end)
+    start[1:] = end[:-1]
+    return order, np.take_along_axis(block, order, 0).astype(np.float64), start, end
+
+
+def _spread(tied: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """(K, B): 1 in each column, spread over its ``tied`` rows by their mass."""
+    found = np.where(tied, mass, 0.0)
+    return np.asarray(found / found.sum(0))
+
+
+def _by_site(share: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(K,): the sum over positions of what each site has in sorted rows."""
+    return np.bincount(order.reshape(-1), weights=share.reshape(-1), minlength=len(order))
