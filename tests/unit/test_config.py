@@ -40,9 +40,9 @@ def test_reference_variant_switches_everything_that_differs():
     assert kept["probe.sharpness.probe_transform"] == "eval"
 
 
-def test_any_trainer_combines_with_any_rule():
-    for method in registry.methods():
-        for trainer in registry.trainers():
+def test_trainers_that_exchange_nothing_combine_with_any_rule_that_needs_nothing_of_them():
+    for method in sorted(set(registry.methods()) - {"fedufo", "feddyn"}):
+        for trainer in ("sgd", "gsam", "fedprox"):
             assert make_config(method, TASK, values={"trainer": trainer}).trainer == trainer
 
 

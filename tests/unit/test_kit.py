@@ -142,6 +142,17 @@ BROKEN_TRAINERS = {
         {"keeps_personal_model": True},
     ],
     "a_run_can_be_stopped": [{"train": lambda self, work: 0.0}],
+    "the_server_half_is_pure": [
+        {"collect": lambda self, model, replies, state, info: {"n": Counter.next()}},
+        {"collect": lambda self, model, replies, state, info: {"n": {1, 2}}},
+        {"collect": lambda self, model, replies, state, info: {"n": replies[0].update["0.weight"].add_(1)}},
+        {"correct": lambda self, model, combined, state, info: {}},
+        {"correct": lambda self, model, combined, state, info: {k: v + 1 for k, v in combined.items()}},
+        {"correct": lambda self, model, combined, state, info: {k: v / 0 for k, v in combined.items()}},
+        {"correct": lambda self, model, combined, state, info: combined | {"5.bias": combined["5.bias"].add_(1)}},
+        {"tensors_for": lambda self, state, site, info: {"d": {"x": torch.ones(2)}}},
+        {"orders": lambda self, state, site, info: {"n": float("inf")}},
+    ],
     "parameters_are_json": [{"cost": Cost()}],
 }
 
@@ -155,7 +166,11 @@ def test_each_check_of_a_trainer_can_fail(check, methods):
     with pytest.raises(Exception) as error:
         check(trained(**methods))
     if not isinstance(error.value, AssertionError):  # the site's own code refused it
-        assert check.__name__ in ("memory_survives_a_restart", "what_is_sent_is_declared")
+        assert check.__name__ in (
+            "memory_survives_a_restart",
+            "what_is_sent_is_declared",
+            "the_server_half_is_pure",
+        )
 
 
 def test_the_lists_name_every_check():

@@ -48,8 +48,7 @@ def leaving_rows() -> list[dict[str, str]]:
     rows = []
     for entry in registry.methods().values():
         made = default_parts(entry)
-        sent = [spec.name for spec in made.trainer.sends]
-        for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, sent)):
+        for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
             exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
             numbers = piece.scalars(outline) if hasattr(piece, "scalars") else numbers_of(piece)
             found: dict[str, Number | TensorSpec] = {_family(number.name): number for number in numbers}
@@ -144,7 +143,7 @@ def _method_row(entry: Method) -> dict[str, Any]:
         "paper": str(entry.paper),
         "url": entry.paper.url,
         "trainer": entry.trainer,
-        "probes": list(entry.probes),
+        "probes": list(registry.probes_of(entry)),
         "rule": entry.rule,
         "selector": entry.selector,
         "server_optimizer": entry.server_optimizer,

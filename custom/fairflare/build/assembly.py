@@ -140,7 +140,7 @@ class Parts:
     @property
     def counts_own(self) -> bool:
         """Whether sites use models of their own, so that the results of the run are those of these."""
-        return self.rule.counts_own or bool(self.personal)
+        return self.rule.counts_own or bool(self.personal) or not self.trainer.shares_model
 
     @property
     def shared(self) -> StateDict:
@@ -174,7 +174,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))
-    chosen = chosen_probes(made.rule, made.probes, outline, [spec.name for spec in made.trainer.sends])
+    chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
     parts = Parts(task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
     if reason := made.trainer.unsuited(network):
@@ -239,6 +239,7 @@ def build_federation(
         beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
+        trainer=parts.trainer,
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
     )
@@ -256,7 +257,7 @@ def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None
         "about": about(config, parts),
         "title": method.title,
         "paper": str(method.paper),
-        "probes": list(method.probes),
+        "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),
     }
     save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
@@ -518,18 +519,25 @@ def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
     return look()
 
 
-def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, sent: Sequence[str] = ()) -> tuple[Probe, ...]:
-    """The probes that report something the rule uses; raises UserError when something wanted is reported by none.
+def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:
+    """The probes that report something the rule or the trainer's server half uses.
 
     Args:
         rule: the server's.
         probes: the method's.
         outline: of the run.
-        sent: names of the numbers and tensors that the trainer sends.
+        trainer: the sites', which may send numbers and tensors itself.
+
+    Raises:
+        UserError: something that the rule wants is reported by none.
     """
+    sent = [spec.name for spec in trainer.sends]
     reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
     missing = [name for name in rule.wanted if name not in sent and not any(name in n for n in reported.values())]
     if missing:
-        raise UserError(f"rule {type(rule).__name__}: no probe of the method reports {missing[0]!r}")
+        raise UserError(f"rule {type(rule).__name__}: neither trainer nor probes of the method report {missing[0]!r}")
     used = {*rule.wanted, *rule.useful}
-    return tuple(p for p in probes if any(n in used or n.partition("/")[0] in used for n in reported[p]))
+    own = tuple(registry.get_probe(id) for id in trainer.probes)
+    return tuple(
+        p for p in probes if isinstance(p, own) or any(n in used or n.partition("/")[0] in used for n in reported[p])
+    )

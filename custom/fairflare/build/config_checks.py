@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.build import tasks
+from fairflare.build.composition import refuse_misfits, refuse_sums
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
 from fairflare.clinic.kinds.own import OwnData
@@ -55,8 +56,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     else:
         _check_sums(config, made.rule, len(task.sites()))
         _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
-    if made.rule.own_models and config.server_optimizer != "none":
-        raise UserError(f"server_optimizer: expected none, for {config.method} gives sites models of their own")
+        refuse_sums(config.method, made.trainer)
+    refuse_misfits({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer)
     return dataclasses.replace(config, settings=settings, training=training, options=options)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
-from fairflare.core.settings import Given, Owners, bare, owned
+from fairflare.core.settings import PROBE, Given, Owners, bare, owned
 from fairflare.core.types import Training
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
@@ -58,7 +58,7 @@ def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> Meth
         UserError: a value does not fit.
     """
     made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
-    probes = tuple(made[f"probe.{id}"] for id in entry.probes)
+    probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
     return MethodParts(made["rule"], made["trainer"], probes, made["select"], made["server"])
 
 

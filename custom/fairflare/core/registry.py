@@ -205,7 +205,13 @@ def probes() -> dict[str, type[Probe]]:
 
 def parts_of(entry: Method) -> tuple[type[Any], ...]:
     """The classes of a method's rule, trainer and probes."""
-    return (get_rule(entry.rule), get_trainer(entry.trainer), *map(get_probe, entry.probes))
+    return (get_rule(entry.rule), get_trainer(entry.trainer), *map(get_probe, probes_of(entry)))
+
+
+def probes_of(entry: Method, trainer: str | None = None) -> tuple[str, ...]:
+    """Ids of the probes of a method, and of those that its trainer's server half reads."""
+    more = get_trainer(entry.trainer if trainer is None else trainer).probes
+    return tuple(dict.fromkeys((*entry.probes, *more)))
 
 
 def parameters(cls: type) -> dict[str, Any]:
@@ -221,7 +227,7 @@ def owners(
     return {
         "rule": get_rule(entry.rule),
         "trainer": get_trainer(entry.trainer if trainer is None else trainer),
-        **{f"probe.{id}": get_probe(id) for id in entry.probes},
+        **{f"probe.{id}": get_probe(id) for id in probes_of(entry, trainer)},
         "select": get_part("selector", entry.selector if selector is None else selector),
         "server": get_part(
             "server optimizer", entry.server_optimizer if server_optimizer is None else server_optimizer
@@ -315,10 +321,11 @@ def _refuse_open() -> None:
 def _check_method(entry: Method) -> None:
     """Raise UserError unless the method's parts exist and its settings are theirs or, asked for, the training's."""
     table = {kind: partial(_get, _parts[kind], kind=kind) for kind in _parts}
+    trainer: type[Any] = table["trainer"](entry.trainer)
     found = {
         "rule": table["rule"](entry.rule),
-        "trainer": table["trainer"](entry.trainer),
-        **{f"probe.{id}": table["probe"](id) for id in entry.probes},
+        "trainer": trainer,
+        **{f"probe.{id}": table["probe"](id) for id in (*entry.probes, *trainer.probes)},
         "select": table["selector"](entry.selector),
         "server": table["server optimizer"](entry.server_optimizer),
     }

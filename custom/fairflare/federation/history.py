@@ -154,9 +154,9 @@ def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
 def memory_hash(checkpoint: Checkpoint) -> str:
     """SHA-256 over what the server keeps beside the model: the rule's state and the gate's history of norms.
 
-    Where there are any, the server optimizer's state and the sites' own models too.
+    Where there are any, the server optimizer's state, that of the trainer's server half and the sites' own models too.
     """
-    more = {"server": checkpoint.server, "models": checkpoint.models}
+    more = {"server": checkpoint.server, "models": checkpoint.models, "trainer": checkpoint.trainer}
     kept = {name: value for name, value in more.items() if value}
     return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import flat
@@ -47,6 +47,10 @@ from fairflare.selectors.all import All
 from fairflare.selectors.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.server_optimizers.none import Add
+from fairflare.trainers.base import ServerState, Trainer
+from fairflare.trainers.sgd import PlainTrainer
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -82,6 +86,7 @@ class Federation:
         server_optimizer: steps along the update that the rule has combined.
         seed: the run's, for the selector.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
+        trainer: the sites', for its server half.
     """
 
     rule: Rule
@@ -104,6 +109,7 @@ class Federation:
     server_optimizer: ServerOptimizer = field(default_factory=Add)
     seed: int = 0
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
+    trainer: Trainer = field(default_factory=PlainTrainer)
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -230,12 +236,15 @@ class Federation:
         answers, missing, standing = self._train(standing, round, selected)
         combined = self.aggregation.combine(self._trained(standing, round, answers, missing))
         verdict, exchanged = combined.verdict, combined.exchanged
-        outcome, server = self._step(standing, combined.outcome)
+        outcome, trainer = self._for_trainer(standing, round, verdict, combined.outcome)
+        outcome, server = self._step(standing, outcome)
         outcome = usable(outcome, standing.model, round)
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
         history = remembered(standing.history, verdict.norms)
         models = {**standing.models, **outcome.models}
-        after = Checkpoint(round.number, outcome.model, outcome.state, declared, history, server=server, models=models)
+        after = Checkpoint(
+            round.number, outcome.model, outcome.state, declared, history, server=server, models=models, trainer=trainer
+        )
         left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
@@ -260,6 +269,17 @@ class Federation:
         info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
         missed = partial(self._participation.missed, round.number)
         return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
+
+    def _for_trainer(
+        self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
+    ) -> tuple[Outcome, ServerState]:
+        """The outcome as the trainer's server half corrects it, and that half's next state."""
+        if not self.trainer.has_server_half:
+            return outcome, standing.trainer
+        info = self._info(standing, round, verdict.replies)
+        state = self.trainer.collect(standing.model, verdict.replies, standing.trainer, info)
+        model = self.trainer.correct(standing.model, outcome.model, state, info)
+        return dataclasses.replace(outcome, model=model), state
 
     def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
         """The outcome with the server optimizer's model, and the optimizer's next state."""
@@ -307,9 +327,13 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        """What the rule sends a site beside the model."""
-        orders = self.rule.orders(standing.state, site, info)
-        return {"orders": orders, "tensors": flat(self.rule.tensors_for(standing.state, site, info))}
+        """What the rule and the trainer's server half send a site beside the model."""
+        orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
+        tensors = (
+            self.rule.tensors_for(standing.state, site, info),
+            self.trainer.tensors_for(standing.trainer, site, info),
+        )
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors))}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
@@ -345,3 +369,10 @@ class Federation:
         for observer in self.observers:
             observer.saw(entry)
         return entry
+
+
+def _joined(of_rule: Mapping[str, T], of_trainer: Mapping[str, T]) -> dict[str, T]:
+    """Both; raises RuntimeError where they say the same name."""
+    if both := sorted(set(of_rule) & set(of_trainer)):
+        raise RuntimeError(f"rule and trainer both send {both[0]!r}")
+    return {**of_rule, **of_trainer}

@@ -38,6 +38,7 @@ class Checkpoint:
         entry: hash of the audit log's line of this round.
         server: the server optimizer's state.
         models: site -> the model of its own that it is sent next, where the rule has given it one.
+        trainer: the state of the trainer's server half.
     """
 
     round: int
@@ -48,6 +49,7 @@ class Checkpoint:
     entry: str = ""
     server: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, StateDict] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -63,6 +65,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "entry": checkpoint.entry,
         "server": _plain(checkpoint.server),
         "models": {site: dict(model) for site, model in checkpoint.models.items()},
+        "trainer": _plain(checkpoint.trainer),
     }
     write_atomically(path, lambda file: torch.save(content, file))
 
@@ -74,14 +77,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
         UserError: it holds anything else.
     """
     content = read_tensors(path)
-    # Checkpoints from before there were server optimizers and sites' own models hold neither.
-    if not isinstance(content, dict) or {*content, "server", "models"} != {field.name for field in fields(Checkpoint)}:
+    # Checkpoints from before there were such states hold none.
+    later = ("server", "models", "trainer")
+    if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
         raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
     checkpoint = Checkpoint(**content)
     counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
     proper = (
         type(checkpoint.round) is int and checkpoint.round > 0,
-        all(isinstance(one, Mapping) for one in (checkpoint.state, checkpoint.history, checkpoint.server)),
+        all(isinstance(one, Mapping) for one in _states(checkpoint)),
         all(isinstance(site, str) and type(count) is int for site, count in counts),
         isinstance(checkpoint.entry, str),
         isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
@@ -91,6 +95,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)
     return checkpoint
+
+
+def _states(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    return checkpoint.state, checkpoint.history, checkpoint.server, checkpoint.trainer
 
 
 def save_model(path: Path, model: StateDict) -> None:

@@ -88,6 +88,8 @@ class FairAggregator(ModelAggregator):
             raise UserError(f"{method} selects sites or steps on the server by itself: use FairRecipe for it")
         if any(getattr(type(self._rule), hook) is not getattr(Rule, hook) for hook in HOOKS) or self._rule.own_models:
             raise UserError(f"{method} sends sites more than the model: use FairRecipe for it")
+        if made.trainer.has_server_half:
+            raise UserError(f"{method}'s trainer has a server half: use FairRecipe for it")
         self._probes = made.probes
         tensors = {spec.name for piece in (made.trainer, *self._probes) for spec in tensors_of(piece)}
         if tensors.intersection(self._rule.wanted):

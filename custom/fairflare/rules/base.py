@@ -51,6 +51,8 @@ class Rule(ABC):
     """Whether ``Outcome.models`` may hold any; there are none in runs with secure sums."""
     counts_own: ClassVar[bool] = False
     """Whether sites use these models, so that a run's results are those of each site's own one."""
+    alone: ClassVar[bool] = False
+    """Whether no site may learn of any other, so that trainers which exchange anything else are refused."""
     donates: ClassVar[bool] = False
     """Whether ``aggregate`` may use up the state that it is given (optax's donated arguments); else it leaves it alone.
 
@@ -88,6 +90,11 @@ class Rule(ABC):
         What their "anchored" probes then report is added to the replies' scalars before ``aggregate``.
         """
         return None
+
+    @property
+    def heeded(self) -> tuple[str, ...]:
+        """Families of ``orders`` that the trainer must heed (``Trainer.heeds``) for the rule to mean what it says."""
+        return ()
 
     @abstractmethod
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

@@ -93,6 +93,11 @@ class FedUFO(WeighingRule):
         """Losses and sizes of groups."""
         return () if self.level == "client" else (GROUP_LOSS, GROUP_COUNT)
 
+    @property
+    def heeded(self) -> tuple[str, ...]:
+        """The weights of examples, unless whole sites are weighed and the server does it."""
+        return () if self.level == "client" and self.apply == "split" else ("weight",)
+
     def missing(self, offer: Offer) -> str:
         """Groups, where the run tells none apart."""
         if self.level == "client" or len(offer.groups) > 1:

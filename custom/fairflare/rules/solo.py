@@ -21,6 +21,7 @@ class Solo(Rule):
 
     own_models = True
     counts_own = True
+    alone = True
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The weights are those of the mean."""

@@ -21,6 +21,7 @@ from fairflare.core.types import LocalWork, StateDict, TensorSpec, Training
 from fairflare.federation.memory import SiteMemory
 from fairflare.testing.example import TRAINING, SmallData, copied, small_network, work_of_round
 from fairflare.testing.parts import is_json, numbers_fit, tensors_fit
+from fairflare.testing.server_half import check_server_half
 from fairflare.trainers.base import Trainer
 
 
@@ -179,6 +180,12 @@ def a_run_can_be_stopped(case: Case) -> None:
     assert not work.scratch, f"{case.id}: left {sorted(work.scratch)} in work.scratch"
 
 
+def the_server_half_is_pure(case: Case) -> None:
+    """See ``server_half.check_server_half``; a trainer without such a half has nothing to check."""
+    if case.trainer.has_server_half:
+        check_server_half(case.id, case.trainer, case.training)
+
+
 def parameters_are_json(case: Case) -> None:
     """The trainer can be rebuilt from its parameters as JSON, and its cost is that of one epoch at least."""
     is_json(case.id, case.trainer)
@@ -196,6 +203,7 @@ CHECKS = (
     memory_survives_a_restart,
     personal_parts_are_whole,
     a_run_can_be_stopped,
+    the_server_half_is_pure,
 )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,9 +12,25 @@ from torch import Tensor, nn
 
 from fairflare.core.execution import ahead
 from fairflare.core.objectives import Objective
-from fairflare.core.types import PERSONAL, Batch, Cost, LocalWork, Need, Number, Offer, StateDict, TensorSpec, Training
+from fairflare.core.types import (
+    PERSONAL,
+    Batch,
+    Cost,
+    Info,
+    LocalWork,
+    Need,
+    Number,
+    Offer,
+    Reply,
+    StateDict,
+    TensorSpec,
+    Training,
+)
 from fairflare.trainers.batches import local_batches
 from fairflare.trainers.optimizers import SGD, Adam
+
+ServerState = Mapping[str, Any]
+"""What the server keeps for a trainer from round to round: nested dicts of numbers, strings and tensors."""
 
 
 class Trainer(ABC):
@@ -22,6 +38,10 @@ class Trainer(ABC):
 
     In each round ``setup`` is called once, then ``step`` for every batch, then ``finish``. What one of them needs from
     another lies in ``work.scratch`` (this round only) or ``work.memory`` (the rounds to come).
+
+    A trainer may have a server half, whatever rule combines the models: ``collect`` makes its next state of the
+    accepted replies, ``tensors_for`` and ``orders`` say what of it a site is sent, ``correct`` changes the combined
+    model. All four are pure.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1, backward=1)
@@ -31,6 +51,12 @@ class Trainer(ABC):
     """What the rule may send in ``work.tensors`` beside the model."""
     keeps_personal_model: ClassVar[bool] = False
     """Whether every site has a whole model of its own, which ``finish`` leaves in ``work.personal``."""
+    shares_model: ClassVar[bool] = True
+    """Whether sites send updates of the shared model; False where these are always zero, since models stay there."""
+    probes: ClassVar[tuple[str, ...]] = ()
+    """Ids of the probes whose numbers the server half reads; they run whatever the rule wants."""
+    heeds: ClassVar[tuple[str, ...]] = ()
+    """Families of the orders of a rule ("weight" stands for "weight/...") that the steps follow."""
 
     def train(self, work: LocalWork) -> float:
         """Train ``work.network`` in place from the model of the round; ``work.steps`` counts the optimizer steps.
@@ -68,6 +94,52 @@ class Trainer(ABC):
 
     def finish(self, work: LocalWork) -> None:  # noqa: B027  (most trainers keep and send nothing)
         """Called after the last step of a round: fill ``work.memory``, ``work.send_numbers``, ``work.send_tensors``."""
+
+    @property
+    def has_server_half(self) -> bool:
+        """Whether the server keeps or sends anything for this trainer."""
+        return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the server changes the combined model for this trainer."""
+        return type(self).correct is not Trainer.correct
+
+    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
+        """Name -> {entry: tensor}, sent to ``site`` beside the model before it trains; declared in ``receives``.
+
+        Args:
+            state: what ``collect`` made of the last round; empty before the first one.
+            site: who is sent it.
+            info: of the round that begins.
+        """
+        return {}
+
+    def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
+        """Numbers that are sent to ``site`` alone before it trains, under other names than the rule's."""
+        return {}
+
+    def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
+        """The next state of the server half.
+
+        Args:
+            model: w^t.
+            replies: of the round, accepted and sorted by site.
+            state: of the round before; empty in the first one.
+            info: of the round.
+        """
+        return state
+
+    def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
+        """w^{t+1}, before the server optimizer's step; the rule's model by default.
+
+        Args:
+            model: w^t.
+            combined: what the rule has made of the updates.
+            state: what ``collect`` has just returned.
+            info: of the round.
+        """
+        return combined
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
         """Names of the model's entries that stay at each site; none by default.
@@ -137,6 +209,10 @@ class Trainer(ABC):
     @abstractmethod
     def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""
+
+
+SERVER_HALF = ("tensors_for", "orders", "collect", "correct")
+"""The methods that make up a trainer's server half."""
 
 
 def make_optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -30,6 +30,7 @@ class WeightedTrainer(Trainer):
             s_g over the groups, as the authors' code does.
     """
 
+    heeds = ("weight",)
     weight_sum: Literal["one", "batch"] = "one"
 
     def setup(self, work: LocalWork) -> None:
