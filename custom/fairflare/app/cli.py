@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,19 @@ def run(
     metavar="X,Y",
     help="Two quantities; dominated methods are marked.",
 )
+@click.option(
+    "--resample",
+    type=click.IntRange(0, 10_000),
+    default=0,
+    metavar="N",
+    help="Also intervals over seeds and, N times for each, over resampled test patients; 200 will do.",
+)
+@click.option(
+    "--test-on",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
+)
 @force_option
 @as_json
 @click.pass_obj
@@ -149,6 +163,8 @@ def compare(
     out: Path | None,
     tables: Path | None,
     pareto: str,
+    resample: int,
+    test_on: tuple[str, ...],
     force: bool,
     as_json: bool,
 ) -> None:
@@ -156,11 +172,13 @@ def compare(
 
     Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
     carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps them: --grid radius=0,0.1,1 --grid beta=0,0.5,1
-    runs fedufo nine times and fedavg once. Finished runs found in --out are reused.
+    runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
+    number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
     from fairflare.app import console
     from fairflare.app.comparison import arms
     from fairflare.app.runs import check_tables, compare_all, write_tables
+    from fairflare.app.second_look import check_elsewhere, look_again, parse_options
 
     shared: dict[str, Any] = {
         "rounds": rounds,
@@ -170,11 +188,20 @@ def compare(
     }
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
     folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
-    front = parse_pareto(pareto)
+    front, options = parse_pareto(pareto), parse_options(test_on)
+    for one in options:
+        check_elsewhere(configs[0][1], one)
     if tables:
         check_tables(tables)
     comparison = compare_all(
-        configs, folder, env=env, force=force, sim_threads=sim_threads, workers=workers, pareto=front
+        configs,
+        folder,
+        env=env,
+        force=force,
+        sim_threads=sim_threads,
+        workers=workers,
+        pareto=front,
+        again=partial(look_again, resamples=resample, options=options),
     )
     if tables:
         write_tables(comparison, tables, command or "fairflare compare")

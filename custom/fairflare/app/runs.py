@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,7 @@ def compare_all(
     sim_threads: int | None = None,
     workers: int | None = 1,
     pareto: tuple[str, str] = PARETO,
+    again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
@@ -173,13 +174,15 @@ def compare_all(
         sim_threads: see ``execute``.
         workers: processes that compute side by side, see ``parallel.budget``.
         pareto: the two quantities of the Pareto front, see ``compare``.
+        again: adds to a comparison what it finds in the runs, see ``second_look.look_again``.
     """
     check_collection(folder)
     at_once = budget(workers, env, configs)
     with created(folder), opened(folder):
         one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
         summaries = run_all(configs, folder, one, at_once)
-        comparison = compare([summary["detail"] for summary in summaries], pareto)
+        found = [(config, folder / name, summary["detail"]) for (name, config), summary in zip(configs, summaries)]
+        comparison = again(compare([detail for *_, detail in found], pareto), found)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
+from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.types import Batch, Offer, Training, refuse_training
 
@@ -154,6 +155,20 @@ class Task(ABC):
         the task has one for each, else over its sites.
         """
         return {}
+
+    def test_data_as(self, other: Task) -> dict[str, TensorData]:
+        """This task's test examples, dealt to the sites as ``other`` deals them: nobody's training examples.
+
+        Args:
+            other: this task with other options of the partition, e.g. another concentration of a Dirichlet split.
+
+        Returns:
+            Site of ``other`` -> data of which the split "test" counts.
+
+        Raises:
+            UserError: the task cannot do that, as every task that does not say how.
+        """
+        raise UserError(f"task {self.name}: its test examples cannot be dealt to the sites in another way")
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """Shared test sets, where the task is simulated and has them."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import ClassVar
 
@@ -25,6 +25,8 @@ from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 
 DIRICHLET = "dirichlet"
 SPLITS = ("test", "val", "train")
+DEALING = ("alpha", "n_sites", "sites_by", "data_seed")
+"""Options that say who has which patient, and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +142,33 @@ class TableTask(Task):
         scaled = fitted(table.numbers[rows["train"]])
         splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
         return TensorData.of(splits, n_classes=len(self.classes))
+
+    def test_data_as(self, other: Task) -> dict[str, TensorData]:
+        """All test patients of this task, each at the site that ``other`` has it at, prepared as that site would.
+
+        A site's test patients are then those of its share of ``other`` that were test patients here, at whatever site:
+        with another ``alpha`` FedUFO's evaluation on test splits of another skew. A site prepares numbers with its
+        training patients of ``other``, of whom none is left out for having been trained with: medians, means and
+        spreads come of them, and no outcome.
+        """
+        if type(other) is not type(self) or any(getattr(other, key) != getattr(self, key) for key in self._fixed()):
+            differ = "expected only other values of alpha, n_sites, sites_by and data_seed"
+            raise UserError(f"task {self.name}: {differ}")
+        table = self.table()
+        pool = np.concatenate([self.rows(site)["test"] for site in self.sites()])
+        found = {}
+        for site in other.sites():
+            rows = other.rows(site)
+            everyone = np.sort(np.concatenate(list(rows.values())))
+            held_out = everyone[np.isin(everyone, pool)]
+            scaled = fitted(table.numbers[rows["train"]])
+            splits = {name: _split(table, held_out if name == "test" else rows[name], scaled) for name in SPLITS}
+            found[site] = TensorData.of(splits, n_classes=len(self.classes))
+        return found
+
+    def _fixed(self) -> list[str]:
+        """The options that a second way of dealing the patients leaves alone."""
+        return [f.name for f in fields(self) if f.name not in DEALING]
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.binary`` for two classes, else ``scores.classification``."""
