@@ -18,6 +18,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import rule
 from fairflare.core.types import Info, Reply, Round, StateDict, Weights
 from fairflare.core.validation import Range
+from fairflare.functional.simplex import with_newcomers
 from fairflare.rules.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
 
 PAIRS: dict[str, tuple[str, str]] = {
@@ -58,7 +59,7 @@ class GeneralizationAdjustment(WeighingRule):
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """a of the sites that are here; all known sites keep theirs, and a newcomer stands at their mean."""
-        before = _with_newcomers(state.get("a", {}), [r.site for r in replies])
+        before = with_newcomers(state.get("a", {}), [r.site for r in replies])
         after = self._moved(before, self._gaps(replies, state), info.round)
         here = {r.site: after[r.site] for r in replies}
         weights = shares(here) if sum(here.values()) > 0 else example_shares(replies)
@@ -109,12 +110,3 @@ class GeneralizationAdjustment(WeighingRule):
 def _normalised(a: Mapping[str, float]) -> Weights:
     total = sum(a.values())
     return {site: value / total for site, value in a.items()} if total > 0 else dict(a)
-
-
-def _with_newcomers(a: Mapping[str, float], sites: Sequence[str]) -> Weights:
-    """``a`` with the mean share for sites that are new, the others drawn down to make room."""
-    new = [site for site in sites if site not in a]
-    if not new:
-        return dict(a)
-    n = len(a) + len(new)
-    return {site: value * len(a) / n for site, value in a.items()} | dict.fromkeys(new, 1 / n)
