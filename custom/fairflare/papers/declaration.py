@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a paper's table or figure is: which methods, on which data, measured how, printed how. Plain data, no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Better = Literal["", "higher", "lower"]
+Spread = Literal["", "seeds", "last-rounds"]
+Settings = Mapping[str, str]
+NOT_CHECKED = (
+    "Which rows and columns the paper prints could not be checked against its pages: methods, data sets and metrics are "
+    "those of its experiments."
+)
+"""What a caption says where only methods, data sets and metrics are known."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One data set of a paper: the user's copy, and the embedded task that stands for it.
+
+    Args:
+        key: short name, a folder's too.
+        title: as the paper calls it.
+        task: "name:preset" that reads the user's copy.
+        needs: files or folders below the data folder that the task reads.
+        stand_in: "name:preset" of an embedded task; empty: nothing stands for it.
+        words: what the stand-in is, a sentence for the caption.
+        settings: ``--set`` pairs of every run on the user's copy.
+        other: those of every run on the stand-in.
+        own: whether ``task`` on the user's copy is the paper's data, so that published numbers may stand beside.
+    """
+
+    key: str
+    title: str
+    task: str
+    needs: tuple[str, ...] = ()
+    stand_in: str = ""
+    words: str = ""
+    settings: Settings = field(default_factory=dict)
+    other: Settings = field(default_factory=dict)
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Args:
+        key: short name.
+        title: as printed.
+        label: METHOD with settings of its own, as ``fairflare compare`` takes it.
+        group: heading over neighbouring rows.
+        on: data key -> label in place of ``label``, where a paper tuned it for each data set.
+        values: ``--set`` pairs of this row's runs that change the data or the protocol (a corruption ratio).
+    """
+
+    key: str
+    title: str
+    label: str
+    group: str = ""
+    on: Mapping[str, str] = field(default_factory=dict)
+    values: Settings = field(default_factory=dict)
+
+    def label_on(self, data: Data) -> str:
+        """The METHOD that runs on ``data``."""
+        return self.on.get(data.key, self.label)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, or several that a measure makes of one (each site, each domain, each group).
+
+    Args:
+        key: short name.
+        title: as printed.
+        measure: name of a function of ``measures``.
+        given: its further arguments.
+        better: which values are better.
+        digits: decimals.
+        scale: 100 for per cent.
+    """
+
+    key: str
+    title: str
+    measure: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    better: Better = "higher"
+    digits: int = 3
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """The columns of one data set."""
+
+    data: Data
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, or a panel of a figure.
+
+    Args:
+        key: short name: "2", or "4a".
+        title: what it shows.
+        rows: methods, or points of a sweep.
+        blocks: columns by data set.
+        seeds: matched over rows.
+        spread: what stands behind "±": nothing; "seeds": over seeds; "last-rounds": over seeds and the last five
+            rounds together.
+        ddof: of that spread.
+        references: METHOD labels that columns compare with, run with the same seeds ("solo").
+        left_out: METHOD label that is also trained without each site in turn; empty: none.
+        structure: what of the printed table's form is not known; empty: all of it is.
+        note: a sentence for the caption.
+        stub: heading of the rows' titles.
+        draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
+            row over rounds), "bars" (a group of bars per row), "landscape", "density".
+        axes: titles of the two axes.
+        published: name of a file of numbers that the paper printed; empty: none at hand.
+        values: ``--set`` pairs of all its runs.
+        rounds: in place of the task's.
+    """
+
+    key: str
+    title: str
+    rows: tuple[Row, ...]
+    blocks: tuple[Block, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    spread: Spread = "seeds"
+    ddof: Literal[0, 1] = 1
+    references: tuple[str, ...] = ()
+    left_out: str = ""
+    structure: str = NOT_CHECKED
+    note: str = ""
+    stub: str = "Method"
+    draw: Literal["", "curve", "rounds", "bars", "landscape", "density"] = ""
+    axes: tuple[str, str] = ("", "")
+    published: str = ""
+    values: Settings = field(default_factory=dict)
+    rounds: int | None = None
+
+    @property
+    def data(self) -> tuple[Data, ...]:
+        """Its data sets."""
+        return tuple(block.data for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """What one command makes: a printed table, or a figure with its panels.
+
+    Args:
+        name: of the command, "fedheal-2" or "fedism-figure-5".
+        title: one line.
+        tables: one, or a figure's panels.
+    """
+
+    name: str
+    title: str
+    tables: tuple[Table, ...]
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether it is drawn."""
+        return any(table.draw for table in self.tables)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's exhibits.
+
+    Args:
+        key: "fedheal".
+        words: authors, short title, venue and year.
+        exhibits: in the paper's order.
+    """
+
+    key: str
+    words: str
+    exhibits: tuple[Exhibit, ...]
+
+
+def figure(paper: str, number: str, title: str, *panels: Table) -> Exhibit:
+    """A figure, under the name that its command has."""
+    return Exhibit(f"{paper}-figure-{number}", title, panels)
+
+
+def table(paper: str, number: str, title: str, *tables: Table) -> Exhibit:
+    """A printed table, of one part or of several."""
+    return Exhibit(f"{paper}-{number}", title, tables)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A declaration and the runs that it asked for become a table of values, as ``report.table_model`` has them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fairflare.papers.declaration import Block, Column, Data, Row, Table
+from fairflare.papers.measures import Beside, Run, Values, evaluated
+from fairflare.papers.published import Published
+from fairflare.report import table_model as model
+from fairflare.report.fairness import mean_ci
+from fairflare.report.values import in_order
+
+Seeds = Mapping[int, Run]
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a block of columns was measured on.
+
+    Attributes:
+        data: as declared.
+        task: "name:preset" that ran.
+        stands_in: whether that is not the paper's data.
+        runs: row's key -> seed -> run.
+        beside: row's key -> seed -> what its columns compare with.
+    """
+
+    data: Data
+    task: str
+    stands_in: bool
+    runs: Mapping[str, Seeds]
+    beside: Mapping[str, Mapping[int, Beside]] = field(default_factory=dict)
+
+
+def tabulated(table: Table, key: str, used: Sequence[Used], published: Published | None = None) -> model.Table:
+    """The table with its numbers.
+
+    Args:
+        table: the declaration.
+        key: name of the table in files and labels.
+        used: one per block, in order.
+        published: numbers that the paper printed, shown where the data are its own.
+    """
+    found = [_block(table, block, one) for block, one in zip(table.blocks, used, strict=True)]
+    columns = [column for columns, _ in found for column in columns]
+    rows = []
+    for row in table.rows:
+        cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
+        rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
+    shown = model.Table(
+        key=key,
+        title=table.title,
+        columns=tuple(columns),
+        rows=tuple(rows),
+        stub=table.stub,
+        caption=caption(table, used),
+    )
+    return shown if table.draw else model.with_best(shown)
+
+
+def caption(table: Table, used: Sequence[Used]) -> str:
+    """What the numbers are: which data, how many seeds, what stands behind "±", what is not known of the printed form."""
+    seeds = sorted({seed for one in used for runs in one.runs.values() for seed in runs})
+    sentences = [f"{table.title}.", *(_data_words(one) for one in used), _seed_words(table, seeds)]
+    sentences += [text for text in (table.note, table.structure) if text]
+    return " ".join(text for text in sentences if text)
+
+
+def _data_words(one: Used) -> str:
+    if not one.stands_in:
+        return f"{one.data.title}: the user's copy, {one.task}."
+    return f"{one.data.title} is not here: measured on {one.task}, {one.data.words}; no printed number applies to it."
+
+
+def _seed_words(table: Table, seeds: Sequence[int]) -> str:
+    words = f"Mean over {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
+    if table.spread == "last-rounds":
+        return f"{words} and their last five rounds ± the standard deviation of these values (ddof {table.ddof})."
+    if table.spread == "seeds" and len(seeds) > 1:
+        return f"{words} ± the standard deviation over seeds (ddof {table.ddof})."
+    return f"{words}."
+
+
+def _block(table: Table, block: Block, used: Used) -> tuple[list[model.Column], dict[str, dict[str, model.Cell]]]:
+    """The columns of a block and, for each row, its cells."""
+    columns: dict[str, model.Column] = {}
+    cells: dict[str, dict[str, model.Cell]] = {row.key: {} for row in table.rows}
+    group = block.data.title if len(table.blocks) > 1 else ""
+    for column in block.columns:
+        by_row = {row.key: _values(column, row, used) for row in table.rows}
+        names = _names(by_row.values())
+        for name in names:
+            key = _key(block, column, name, len(table.blocks) > 1)
+            form = model.Form(column.digits, scale=column.scale)
+            columns[key] = model.Column(key, name or column.title, group, column.better, form)
+            for row in table.rows:
+                cells[row.key][key] = _cell(table, [found.get(name, []) for found in by_row[row.key]])
+    return list(columns.values()), cells
+
+
+def _names(found: object) -> list[str]:
+    names = {name for rows in found for values in rows for name in values}  # type: ignore[attr-defined]
+    return in_order(names)
+
+
+def _values(column: Column, row: Row, used: Used) -> list[Values]:
+    """For each seed what the measure says; [] where the row has no runs here."""
+    beside = used.beside.get(row.key, {})
+    return [
+        evaluated(column.measure, run, beside.get(seed, Beside()), column.given)
+        for seed, run in sorted(used.runs.get(row.key, {}).items())
+    ]
+
+
+def _cell(table: Table, per_seed: Sequence[Sequence[float]]) -> model.Cell:
+    """Mean over all values; the interval is over the seeds' means, the spread as the table has it."""
+    means = [math.fsum(values) / len(values) for values in per_seed if values]
+    found = mean_ci(means)
+    spread = _std([value for values in per_seed for value in values], table.ddof)
+    if table.spread == "seeds":
+        spread = _std(means, table.ddof)
+    shown = spread if table.spread and len(means) > 1 else None
+    return model.Cell(found["mean"], found["low"], found["high"], shown, len(means) or None)
+
+
+def _std(values: Sequence[float], ddof: int) -> float | None:
+    if len(values) < ddof + 1:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+
+
+def _key(block: Block, column: Column, name: str, several: bool) -> str:
+    return ".".join(part for part in (block.data.key if several else "", column.key, name) if part)
+
+
+def _with_published(
+    row: Row, cells: Mapping[str, model.Cell], published: Published | None, used: Sequence[Used]
+) -> dict[str, model.Cell]:
+    if published is None or any(one.stands_in or not one.data.own for one in used):
+        return dict(cells)
+    return {
+        key: model.Cell(cell.value, cell.low, cell.high, cell.spread, cell.n, published.get((row.key, key)))
+        for key, cell in cells.items()
+    }
+
+
+def file_name(name: str) -> str:
+    """A name that the files of a table may have."""
+    return re.sub(r"[^a-z0-9._-]", "-", name.lower())
