@@ -47,6 +47,7 @@ ELSEWHERE = {
     r"python docs/write_catalogue.py": "tests/unit/test_catalogue.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
+    r"fairflare paper \S+": "tests/unit/papers/test_paper_command.py",
 }
 """What needs processes or hours of its own: a pattern, and the test that runs it."""
 

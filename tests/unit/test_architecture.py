@@ -27,10 +27,23 @@ BELOW = {
     "clinic": {"core", "functional", "privacy"},
     "datasets": {"core", "functional", "clinic"},
     "report": {"core", "functional", "federation"},
+    "papers": {"core", "report"},
     "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
     "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
     "testing": {"core", "functional", "privacy", "federation", "build", *PARTS},
-    "app": {"core", "functional", "privacy", "federation", "clinic", "datasets", "report", "build", "flare", "testing"},
+    "app": {
+        "core",
+        "functional",
+        "privacy",
+        "federation",
+        "clinic",
+        "datasets",
+        "report",
+        "papers",
+        "build",
+        "flare",
+        "testing",
+    },
 }
 """Room -> the rooms below it, which it may import."""
 ALONE = {"flare/simulate.py": {"datasets"}}

@@ -28,8 +28,15 @@ LONG = 86_400.0
 class Board:
     """Shows runs that say what they do; a line for each that has ended, which is all that a redirected stream gets."""
 
-    def __init__(self, configs: Sequence[tuple[str, RunConfig]]) -> None:
-        """``configs``: the name and the configuration of every run."""
+    def __init__(
+        self, configs: Sequence[tuple[str, RunConfig]], seconds: Mapping[str, float | None] | None = None
+    ) -> None:
+        """
+        Args:
+            configs: the name and the configuration of every run.
+            seconds: name -> what a run is expected to take, where runs of several tasks are side by side; used if it
+                is known of all.
+        """
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,8 +48,10 @@ class Board:
             speed_estimate_period=LONG,
             disable=not console.err.is_terminal,
         )
-        self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in configs}
         self._rounds = {name: int(config.training["rounds"]) for name, config in configs}
+        self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in configs}
+        if seconds and None not in seconds.values():
+            self._costs = {name: (seconds[name] or 0.0) / max(1, self._rounds[name]) for name, _ in configs}
         self._left = {name: self._costs[name] * rounds for name, rounds in self._rounds.items()}
         self._work, self._ended, self._begun = 0.0, 0, time.monotonic()
         self._all = self._bar.add_task(self._title(), total=sum(self._left.values()), state="")

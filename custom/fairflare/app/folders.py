@@ -43,7 +43,7 @@ RUN_FOLDERS = {
 """Name -> what the files in it are called."""
 JOB_FILES = (
     r"meta\.json|app/config/config_fed_(server|client)\.json"
-    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|datasets/data/[^/]+)"
+    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
 """The run that is being replaced; on its way there or back."""

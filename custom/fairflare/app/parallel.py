@@ -73,19 +73,26 @@ def budget(wanted: int | None, env: str, configs: Sequence[tuple[str, RunConfig]
     return wanted
 
 
-def run_all(configs: Sequence[tuple[str, RunConfig]], folder: Path, one: One, workers: int) -> list[Mapping[str, Any]]:
+def run_all(
+    configs: Sequence[tuple[str, RunConfig]],
+    folder: Path,
+    one: One,
+    workers: int,
+    seconds: Mapping[str, float | None] | None = None,
+) -> list[Mapping[str, Any]]:
     """The reports of all runs, in their order.
 
     Args:
-        configs: (folder name, run).
+        configs: (folder name, run); the name may lead through a folder that is there.
         folder: holds a folder for each.
         one: makes one run.
         workers: processes that compute side by side.
+        seconds: see ``Board``.
 
     Raises:
         FairFlareError: of the first run that failed, after the others have ended.
     """
-    runs = _Runs(configs, folder, one, workers)
+    runs = _Runs(configs, folder, one, workers, seconds)
     runs.one_by_one() if workers == 1 else runs.side_by_side()
     for name, _ in configs:
         if name in runs.failures:
@@ -94,9 +101,16 @@ def run_all(configs: Sequence[tuple[str, RunConfig]], folder: Path, one: One, wo
 
 
 class _Runs:
-    def __init__(self, configs: Sequence[tuple[str, RunConfig]], folder: Path, one: One, workers: int) -> None:
+    def __init__(
+        self,
+        configs: Sequence[tuple[str, RunConfig]],
+        folder: Path,
+        one: One,
+        workers: int,
+        seconds: Mapping[str, float | None] | None = None,
+    ) -> None:
         self._pending, self._folder, self._one, self._workers = deque(configs), folder, one, workers
-        self._board = Board(configs)
+        self._board = Board(configs, seconds)
         self._at_work: dict[Worker, str] = {}
         self.reports: dict[str, Mapping[str, Any]] = {}
         self.failures: dict[str, Failure] = {}

@@ -11,8 +11,8 @@ Better = Literal["", "higher", "lower"]
 Spread = Literal["", "seeds", "last-rounds"]
 Settings = Mapping[str, str]
 NOT_CHECKED = (
-    "Which rows and columns the paper prints could not be checked against its pages: methods, data sets and metrics are "
-    "those of its experiments."
+    "Which rows and columns the paper prints could not be checked against its pages; methods, data sets and metrics "
+    "are those of its experiments."
 )
 """What a caption says where only methods, data sets and metrics are known."""
 

@@ -140,8 +140,8 @@ def condition_std(run: Run, beside: Beside, metric: str) -> Values:
     if not all(ends):
         return {"": []}
     clean = sum(row["kind"] == SITE_CLEAN for row in run.report["sites"].values())
-    means = [sum(values) / len(values) for values in ends]
-    return {"": [client_std(*means, clean, len(run.report["sites"]) - clean)]}
+    at_clean, at_corrupted = (sum(values) / len(values) for values in ends)
+    return {"": [client_std(at_clean, at_corrupted, clean, len(run.report["sites"]) - clean)]}
 
 
 @measure("groups")
@@ -273,11 +273,17 @@ def _one(value: Any) -> list[float]:
 
 
 def _domains(run: Run, metric: str) -> dict[str, float | None]:
-    """Shared test set -> mean of its metric over the rounds that were scored."""
+    """Shared test set -> mean of its metric over the rounds that were scored.
+
+    Without shared test sets the domains are the kinds of sites, and the values those of the final model at the sites.
+    """
     values: dict[str, list[float]] = {}
     for _, sets in sorted(run.scores.items()):
         for name, found in sets.items():
             values.setdefault(name, []).extend(_one(found.get(metric or run.headline)))
+    of_sites = {} if values else at_sites(run, metric)
+    for site, value in of_sites.items():
+        values.setdefault(str(run.report["sites"][site]["kind"]), []).extend(_one(value))
     return {name: sum(found) / len(found) if found else None for name, found in values.items()}
 
 

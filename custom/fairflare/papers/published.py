@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that a paper printed, where its figures are at hand: facts in a CSV file with their source in the first line."""
+"""Numbers that a paper printed, where they are at hand: facts in a CSV file with their source in the first line."""
 
 from __future__ import annotations
 

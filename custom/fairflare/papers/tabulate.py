@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
@@ -64,7 +64,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
 
 
 def caption(table: Table, used: Sequence[Used]) -> str:
-    """What the numbers are: which data, how many seeds, what stands behind "±", what is not known of the printed form."""
+    """What the numbers are: which data and seeds, what stands behind "±", what is not known of the printed form."""
     seeds = sorted({seed for one in used for runs in one.runs.values() for seed in runs})
     sentences = [f"{table.title}.", *(_data_words(one) for one in used), _seed_words(table, seeds)]
     sentences += [text for text in (table.note, table.structure) if text]
@@ -103,8 +103,8 @@ def _block(table: Table, block: Block, used: Used) -> tuple[list[model.Column], 
     return list(columns.values()), cells
 
 
-def _names(found: object) -> list[str]:
-    names = {name for rows in found for values in rows for name in values}  # type: ignore[attr-defined]
+def _names(found: Iterable[Sequence[Values]]) -> list[str]:
+    names = {name for rows in found for values in rows for name in values}
     return in_order(names)
 
 

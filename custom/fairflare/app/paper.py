@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paper's table or figure: the runs that it needs, each made once, and what is written from them.
+
+Runs are ordinary run folders in the folders of ``fairflare compare``: tables share the runs that they have in common,
+with each other and with comparisons, and an interrupted command goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fairflare.app import console
+from fairflare.app.arguments import comparison_name, folder_name
+from fairflare.app.catalogue import method_rows
+from fairflare.app.comparison import arms
+from fairflare.app.folders import check_collection, check_path, created, opened
+from fairflare.app.paper_list import DATA_FOLDER
+from fairflare.app.parallel import budget, run_all
+from fairflare.app.runs import run_once
+from fairflare.app.times import PAPERS, remember, speed_of
+from fairflare.build import tasks
+from fairflare.build.config import RunConfig, checked_config
+from fairflare.core.errors import UserError
+from fairflare.core.versions import all_versions
+from fairflare.federation import audit
+from fairflare.federation.files import AUDIT, read_json
+from fairflare.federation.history import events
+from fairflare.federation.state import save_text
+from fairflare.papers import published
+from fairflare.papers.declaration import Data, Exhibit, Row, Table
+from fairflare.papers.drawing import drawn, standalone
+from fairflare.papers.estimate import Speed, in_words, relative_cost
+from fairflare.papers.measures import Beside, Run
+from fairflare.papers.tabulate import Used, file_name, tabulated
+from fairflare.report.table_files import write_tables
+from fairflare.report.table_model import Table as Shown
+from fairflare.report.tables import machine
+
+Json = dict[str, Any]
+Values = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What a user asks for beside the name.
+
+    Attributes:
+        seeds: in place of the declared ones.
+        rounds: in place of the tasks'.
+        values: ``--set`` pairs of all runs.
+        presets: task -> preset in place of the declared one.
+        stand_in: measure on the embedded tasks, whatever data are there.
+    """
+
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    values: Values = dataclasses.field(default_factory=dict)
+    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stand_in: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One block of columns and where its runs are.
+
+    Attributes:
+        data: as declared.
+        task: "name:preset" that runs.
+        stands_in: whether that is not the paper's data.
+        runs: row's key -> seed -> path of the run below the folder.
+        references: the same by (row's key, METHOD label).
+        without: (row's key, site) -> seed -> path.
+    """
+
+    data: Data
+    task: str
+    stands_in: bool
+    runs: dict[str, dict[int, str]] = dataclasses.field(default_factory=dict)
+    references: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
+    without: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
+
+
+class Plan:
+    """Every run of an exhibit, once.
+
+    Attributes:
+        configs: path below the folder -> run.
+        labels: path -> METHOD label.
+        tables: as declared, but for data sets that cannot be measured.
+        places: one list per table, one place per block.
+    """
+
+    def __init__(self, exhibit: Exhibit, choices: Choices) -> None:
+        self.configs: dict[str, RunConfig] = {}
+        self.labels: dict[str, str] = {}
+        self._choices = choices
+        self.tables = [self._measurable(table) for table in exhibit.tables]
+        self.places = [[self._place(table, block.data) for block in table.blocks] for table in self.tables]
+
+    def _measurable(self, table: Table) -> Table:
+        """The table without the data sets that nothing stands for, or that only what stands for another stands for."""
+        found: dict[tuple[str, str], Data] = {}
+        missing: list[Data] = []
+        for data in table.data:
+            task, stands_in = self.task_of(data)
+            key = (task, str(sorted(data.other.items()))) if stands_in else (task, data.key)
+            if not task or key in found:
+                missing.append(data)
+            else:
+                found[key] = data
+        if not found:
+            needs = ", ".join(name for data in table.data for name in data.needs)
+            raise UserError(f"{table.title}: expected {needs} in the folder that {DATA_FOLDER} names")
+        left = tuple(block for block in table.blocks if block.data not in missing)
+        words = [f"{data.title} is not here, and no embedded task stands for it alone: left out." for data in missing]
+        return dataclasses.replace(table, blocks=left, note=" ".join([*words, table.note]).strip())
+
+    def _place(self, table: Table, data: Data) -> Place:
+        task, stands_in = self.task_of(data)
+        place = Place(data, task, stands_in)
+        for row in table.rows if table.draw != "density" else ():
+            place.runs[row.key] = self._arm(table, place, row, row.label_on(data))
+            for label in table.references:
+                place.references[row.key, label] = self._arm(table, place, row, label)
+            if table.left_out:
+                self._left_out(table, place, row)
+        return place
+
+    def task_of(self, data: Data) -> tuple[str, bool]:
+        """The task that a data set's runs are on, "" for none, and whether it only stands for it."""
+        task = _preset(data.task, self._choices.presets)
+        if not self._choices.stand_in and is_here(data, task):
+            return task, False
+        return _preset(data.stand_in, self._choices.presets), True
+
+    def _values(self, table: Table, place: Place, row: Row) -> dict[str, Any]:
+        own = place.data.other if place.stands_in else place.data.settings
+        return {**own, **table.values, **row.values, **self._choices.values}
+
+    def _arm(self, table: Table, place: Place, row: Row, label: str) -> dict[int, str]:
+        """Seed -> path of the runs of one METHOD, which this asks for."""
+        seeds = self._choices.seeds or table.seeds
+        rounds = self._choices.rounds or table.rounds
+        values = self._values(table, place, row)
+        folder = comparison_name(place.task, {"rounds": rounds, "values": values})
+        found = arms([label], place.task, seeds, rounds=rounds, values=values)
+        paths = {}
+        for seed, (name, config) in zip(seeds, found, strict=True):
+            paths[seed] = self._ask(f"{folder}/{name}", config, label)
+        return paths
+
+    def _left_out(self, table: Table, place: Place, row: Row) -> None:
+        """The runs of the table's METHOD with each site left out of training in turn."""
+        full = self._arm(table, place, row, table.left_out)
+        place.references[row.key, table.left_out] = full
+        for seed, path in full.items():
+            config = self.configs[path]
+            for site in tasks.load(config.task, config.preset, **config.options).sites():
+                fewer = min(config.min_sites, len(_sites(config)) - 1)
+                without = checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer))
+                own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
+                place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
+
+    def task(self, path: str) -> str:
+        """ "name:preset" of a run."""
+        return f"{self.configs[path].task}:{self.configs[path].preset}"
+
+    def _ask(self, path: str, config: RunConfig, label: str) -> str:
+        self.configs[path], self.labels[path] = config, label
+        return path
+
+
+def is_here(data: Data, task: str) -> bool:
+    """Whether the user's copy of a data set can be read; what embedded tasks read always is."""
+    root = os.environ.get(DATA_FOLDER)
+    if data.needs and not (root and all((Path(root) / name).exists() for name in data.needs)):
+        return False
+    name, _, preset = task.partition(":")
+    try:
+        tasks.load(name, preset or None).check_data()
+    except UserError:
+        return False
+    return True
+
+
+def make_exhibit(
+    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: int | None = None
+) -> Json:
+    """Run what is missing and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
+
+    Args:
+        exhibit: what to make.
+        folder: holds the folders of the runs.
+        choices: what the user asks for.
+        command: stands in the files.
+        workers: see ``parallel.budget``.
+
+    Returns:
+        name, title, runs (how many), files (their paths) and tables (as in the JSON file).
+    """
+    plan = Plan(exhibit, choices)
+    check_path(folder)
+    for name in _folders(plan):
+        check_collection(folder / name)
+    listed = list(plan.configs.items())
+    at_once = budget(workers, "local", listed)
+    speed = speed_of(folder)
+    _announce(exhibit, plan, speed, at_once)
+    with _all_opened(folder, _folders(plan)):
+        one = partial(run_once, force=False)
+        costs = {path: _seconds(plan, path, speed) for path in plan.configs}
+        reports = run_all(listed, folder, one, at_once, costs) if listed else []
+        remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in zip(plan.configs, reports)])
+    return written(exhibit, plan, folder, command)
+
+
+def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
+    """Tables and figures from the finished runs; see ``make_exhibit``."""
+    runs = {path: _run(folder / path) for path in plan.configs}
+    shown: list[Shown] = []
+    figures: list[str] = []
+    facts = {"Command": command, "Machine": machine(), "Versions": _versions()}
+    for table, places in zip(plan.tables, plan.places, strict=True):
+        key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
+        used = [_used(table, place, runs) for place in places]
+        printed, source = published.read(table.published) if table.published else (None, "")
+        shown.append(tabulated(table, key, used, printed))
+        facts |= {"Published numbers": source} if source else {}
+        figures += drawn(table, shown[-1])
+    out = folder / PAPERS
+    out.mkdir(parents=True, exist_ok=True)
+    files = write_tables(
+        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in facts.items() if v}
+    )
+    for number, svg in enumerate(figures, 1):
+        path = out / f"{file_name(exhibit.name)}-{number}.svg"
+        save_text(path, standalone(svg))
+        files.append(path)
+    return {
+        "name": exhibit.name,
+        "title": exhibit.title,
+        "runs": len(runs),
+        "files": [str(path) for path in files],
+        "tables": [table.to_json() for table in shown],
+    }
+
+
+def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
+    for places in plan.places:
+        for place in places:
+            if place.stands_in:
+                console.note(f"{place.data.title}: not here, {place.task} stands for it")
+    times = [_seconds(plan, path, speed) for path in plan.configs]
+    known = [seconds for seconds in times if seconds is not None]
+    total = None if len(known) < len(times) else sum(known) / at_once
+    console.note(f"{exhibit.name}: {len(plan.configs)} runs, {in_words(total)} if none is there yet")
+
+
+def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
+    config, label = plan.configs[path], plan.labels[path]
+    cost = relative_cost(label, {row["id"]: row for row in method_rows()})
+    return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
+
+
+@contextlib.contextmanager
+def _all_opened(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(created(folder / name))
+            stack.enter_context(opened(folder / name))
+        yield
+
+
+def _folders(plan: Plan) -> list[str]:
+    return sorted({path.partition("/")[0] for path in plan.configs})
+
+
+def _preset(task: str, presets: Mapping[str, str]) -> str:
+    name = task.partition(":")[0]
+    return f"{name}:{presets[name]}" if name in presets else task
+
+
+def _sites(config: RunConfig) -> list[str]:
+    return list(tasks.load(config.task, config.preset, **config.options).sites())
+
+
+def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
+    found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
+    beside = {row: {seed: _beside(table, place, row, seed, runs) for seed in seeds} for row, seeds in found.items()}
+    return Used(place.data, place.task, place.stands_in, found, beside)
+
+
+def _beside(table: Table, place: Place, row: str, seed: int, runs: Mapping[str, Run]) -> Beside:
+    references = {
+        label: runs[paths[seed]] for (name, label), paths in place.references.items() if name == row and seed in paths
+    }
+    without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
+    return Beside(references, without, references.get(table.left_out))
+
+
+def _run(folder: Path) -> Run:
+    """A finished run's report and what its log says of the last rounds on the shared test sets."""
+    from fairflare.report.write import REPORT
+
+    scores = {
+        entry["round"]: {name: found["metrics"] for name, found in entry["test_sets"].items()}
+        for entry in events(audit.verify(folder / AUDIT))
+        if entry["event"] == "scores"
+    }
+    return Run(read_json(folder / REPORT), scores)
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(all_versions().items()))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panels of figures from their tables: one SVG for each data set, none for a printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from fairflare.papers import declaration
+from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
+from fairflare.report.table_model import Cell, Column, Table
+from fairflare.report.values import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, DARK, GREY)
+LINES = ("-", "--", ":", "-.")
+Columns = Sequence[Column]
+Draw = Callable[["Figure", declaration.Table, Table, Columns], bool]
+
+
+def drawn(panel: declaration.Table, table: Table) -> list[str]:
+    """SVG elements of a panel.
+
+    Args:
+        panel: the declaration, which says how.
+        table: its numbers.
+    """
+    if not panel.draw:
+        return []
+    draw = {"curve": _curves, "rounds": _over_columns, "density": _over_columns, "bars": _bars, "landscape": _maps}
+    found = []
+    for index, (group, columns) in enumerate(groupby(table.columns, key=lambda column: column.group)):
+        held = list(columns)
+        title = ": ".join(part for part in (panel.title, group) if part)
+        key = f"{table.key}-{index}".replace(".", "-")
+        found.append(rendered(key, partial(_titled, draw[panel.draw], title, panel, table, held)))
+    return [svg for svg in found if svg]
+
+
+def _titled(
+    draw: Draw, title: str, panel: declaration.Table, table: Table, columns: Columns, figure: Figure
+) -> str | None:
+    return title if draw(figure, panel, table, columns) else None
+
+
+def standalone(svg: str) -> str:
+    """An SVG element as a file of its own."""
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A line per column over the rows, which are points on the x axis; the band is the spread."""
+    axes = figure.subplots()
+    numbers = [number(_float(row.title)) for row in table.rows]
+    places = [float(i) if value is None else value for i, value in enumerate(numbers)]
+    if None in numbers:
+        places = [float(i) for i in range(len(table.rows))]
+        axes.set_xticks(places, [short(row.title, 12) for row in table.rows])
+    known = False
+    for style, column in zip(_styles(), columns):
+        cells = [table.cell(row, column) for row in table.rows]
+        known |= _line(axes, places, cells, column, style, marker="o", label=short(column.title, 30))
+    _axes(figure, axes, panel)
+    return known
+
+
+def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A line per row over the columns, which are rounds or bins."""
+    axes = figure.subplots()
+    places = [_float(column.title) for column in columns]
+    known = False
+    for style, row in zip(_styles(), table.rows):
+        cells = [table.cell(row, column) for column in columns]
+        known |= _line(axes, places, cells, columns[0], style, label=short(row.title, 30))
+    _axes(figure, axes, panel)
+    return known
+
+
+def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A group of bars per column, a bar per row."""
+    axes = figure.subplots()
+    width = 0.8 / max(1, len(table.rows))
+    known = False
+    for i, row in enumerate(table.rows):
+        values = [table.cell(row, column).value for column in columns]
+        known |= any(value is not None for value in values)
+        places = [x + (i - (len(table.rows) - 1) / 2) * width for x in range(len(columns))]
+        colour = COLOURS[i % len(COLOURS)]
+        axes.bar(places, [value or 0.0 for value in values], width, color=colour, label=short(row.title, 30))
+    axes.set_xticks(range(len(columns)), [short(column.title, 14) for column in columns])
+    axes.grid(axis="x", visible=False)
+    _axes(figure, axes, panel)
+    return known
+
+
+def _maps(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A map of contours per group of rows: the rows are steps along one direction, the columns along the other."""
+    groups = [(group, list(rows)) for group, rows in groupby(table.rows, key=lambda row: row.group)]
+    grids = [[[table.cell(row, column).value for column in columns] for row in rows] for _, rows in groups]
+    found = [value for grid in grids for line in grid for value in line if value is not None]
+    if not found:
+        return False
+    figure.set_figheight(2.2 + 2.4 * ((len(groups) + 1) // 2))
+    places = figure.subplots((len(groups) + 1) // 2, min(2, len(groups)), squeeze=False)
+    x = [_float(column.title) for column in columns]
+    for axes, (group, rows), grid in zip(places.flat, groups, grids):
+        y = [_float(row.title) for row in rows]
+        drawn = axes.contourf(x, y, _filled(grid), levels=12, vmin=min(found), vmax=max(found), cmap="cividis")
+        axes.set_title(short(group, 26), fontsize=10)
+    for axes in list(places.flat)[len(groups) :]:
+        axes.set_axis_off()
+    figure.colorbar(drawn, ax=places.ravel().tolist(), label=panel.axes[1])
+    return True
+
+
+def _line(
+    axes: Axes, places: Sequence[float], cells: Sequence[Cell], column: Column, style: dict[str, Any], **more: Any
+) -> bool:
+    scale = column.form.scale
+    values = [float("nan") if cell.value is None else cell.value * scale for cell in cells]
+    axes.plot(places, values, markersize=4, linewidth=1.6, **style, **more)
+    spreads = [(cell.spread or 0.0) * scale for cell in cells]
+    if any(spreads):
+        low, high = ([v + sign * s for v, s in zip(values, spreads)] for sign in (-1, 1))
+        axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    return any(cell.value is not None for cell in cells)
+
+
+def _axes(figure: Figure, axes: Axes, panel: declaration.Table) -> None:
+    axes.set_xlabel(panel.axes[0])
+    axes.set_ylabel(panel.axes[1])
+    legend(figure, axes)
+
+
+def _styles() -> Sequence[dict[str, Any]]:
+    return [{"color": colour, "linestyle": line} for line in LINES for colour in COLOURS]
+
+
+def _filled(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    return [[float("nan") if value is None else value for value in line] for line in grid]
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every declaration is whole: methods and settings resolve, tasks exist, columns name measures, seeds are different."""
+
+import inspect
+
+import pytest
+
+from fairflare.app.arguments import folder_name, split_method
+from fairflare.app.catalogue import method_rows, task_rows
+from fairflare.build import tasks
+from fairflare.build.config import make_config
+from fairflare.papers import published
+from fairflare.papers.index import PAPERS, exhibits, named
+from fairflare.papers.measures import MEASURES
+from fairflare.report.table_model import KEY
+
+TABLES = [
+    pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")
+    for paper in PAPERS
+    for exhibit in paper.exhibits
+    for table in exhibit.tables
+]
+PRESETS = {f"{row['name']}:{preset['preset']}" for row in task_rows() for preset in row["presets"]}
+
+
+def labels(table):
+    for row in table.rows:
+        for data in table.data:
+            yield row.label_on(data), row, data
+            yield from ((label, row, data) for label in (*table.references, table.left_out) if label)
+
+
+@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+def test_every_label_is_a_run_that_can_be_made(exhibit, table):
+    for label, row, data in set((label, row.key, data.key) for label, row, data in labels(table)):
+        one = next(r for r in table.rows if r.key == row)
+        where = next(d for d in table.data if d.key == data)
+        task = where.stand_in or where.task
+        name, own = split_method(label)
+        values = {**(where.other if where.stand_in else where.settings), **table.values, **one.values}
+        config = make_config(name, task, rounds=table.rounds, values=values, over=own)
+        assert config.method == name and folder_name(label)
+
+
+@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+def test_a_tables_form_is_whole(exhibit, table):
+    assert KEY.fullmatch(exhibit.name) and table.title and exhibit.title
+    assert len(set(table.seeds)) == len(table.seeds) and min(table.seeds) >= 0 and len(table.seeds) >= 3
+    assert len({row.key for row in table.rows}) == len(table.rows)
+    assert table.blocks and (table.rows or table.draw == "density")
+    for row in table.rows:
+        assert set(row.on) <= {data.key for data in table.data}
+    for block in table.blocks:
+        assert block.data.task in PRESETS and (not block.data.stand_in or block.data.stand_in in PRESETS)
+        assert not block.data.stand_in or block.data.words
+        for column in block.columns:
+            arguments = list(inspect.signature(MEASURES[column.measure]).parameters)
+            assert set(column.given) <= set(arguments[2:]), column
+            assert column.given.get("than", "") in ("", *table.references)
+            assert column.measure not in ("like-left-out", "drops", "shares") or table.left_out
+    assert not table.published or published.read(table.published)[0]
+
+
+@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+def test_the_metrics_of_columns_are_the_tasks(exhibit, table):
+    for block in table.blocks:
+        for task in filter(None, (block.data.task, block.data.stand_in)):
+            name, _, preset = task.partition(":")
+            built = tasks.load(name, preset)
+            for column in block.columns:
+                metric = column.given.get("metric")
+                assert not metric or metric in built.metrics, (task, column.key)
+                if column.measure in ("condition", "condition-std"):
+                    assert set(built.table_sets()) >= {"clean", "corrupted"}
+                if column.measure in ("groups", "over-groups"):
+                    assert built.class_labels
+                if column.measure == "opportunity":
+                    assert "+" in {**block.data.other, **block.data.settings, **table.values}.get("group_by", "")
+
+
+def test_names_are_unique_and_found():
+    names = [exhibit.name for paper in PAPERS for exhibit in paper.exhibits]
+    assert len(set(names)) == len(names) == len(exhibits())
+    assert named(names[0]).name == names[0]
+
+
+def test_every_method_of_the_papers_has_a_cost():
+    known = {row["id"] for row in method_rows()}
+    found = {split_method(label)[0] for param in TABLES for label, _, _ in labels(param.values[1])}
+    assert found <= known

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What columns say of hand-made reports, and how cells come of several seeds."""
+
+import math
+
+import pytest
+
+from fairflare.papers.declaration import Block, Column, Data, Row, Table
+from fairflare.papers.estimate import Speed, in_words, relative_cost, took
+from fairflare.papers.measures import Beside, Run, evaluated
+from fairflare.papers.tabulate import Used, tabulated
+
+DATA = Data("d", "The data", "support2:default", needs=("file",), stand_in="support2:default", words="other patients")
+
+
+def site(value, weight=0.5, kind="clean", personal=None):
+    held = {"metrics": {"auc": value}, "weight": [weight], "kind": kind}
+    return {**held, "personal_metrics": None if personal is None else {"auc": personal}}
+
+
+def run(sites, scores=None, **detail):
+    known = {"headline": "auc", "higher_is_better": True, "groups": None, "notes": [], "rounds": [], **detail}
+    return Run({"sites": sites, "rounds": 4, "detail": known}, scores or {})
+
+
+def value(name, one, beside=None, **given):
+    return evaluated(name, one, beside or Beside(), given)
+
+
+def test_sites_are_measured_on_their_own_models_where_they_have_any():
+    one = run({"a": site(0.5), "b": site(0.7, personal=0.9)})
+    assert value("sites", one) == {"a": [0.5], "b": [0.9]}
+    assert value("over-sites", one, which="worst") == {"": [0.5]}
+    assert value("over-sites", one, which="std", ddof=1)[""][0] == pytest.approx(0.4 / math.sqrt(2))
+    assert value("over-sites", one, which="std")[""][0] == pytest.approx(0.2)
+
+
+def test_domains_are_shared_test_sets_over_the_last_rounds_and_kinds_of_sites_without_any():
+    scores = {3: {"x": {"auc": 0.4}, "y": {"auc": 1.0}}, 4: {"x": {"auc": 0.6}}}
+    assert value("domains", run({"a": site(0.5)}, scores)) == {"x": [0.5], "y": [1.0]}
+    assert value("over-domains", run({}, scores), which="std")[""][0] == pytest.approx(0.5 / math.sqrt(2))
+    kinds = run({"a": site(0.2, kind="k"), "b": site(0.4, kind="k"), "c": site(0.9, kind="other")})
+    assert value("domains", kinds)["k"] == [pytest.approx(0.3)] and value("domains", kinds)["other"] == [0.9]
+
+
+def test_conditions_keep_each_of_the_last_rounds():
+    names = {"names": {"clean": "clean", "corrupted": "noise 3"}}
+    scores = {t: {"clean": {"auc": 0.8 + t / 100}, "noise 3": {"auc": 0.6}} for t in (1, 2)}
+    sites = {f"s{k}": site(0.5, kind="clean" if k < 4 else "noise") for k in range(5)}
+    one = run(sites, scores, test_sets={"last": names})
+    assert value("condition", one, which="clean", metric="auc")[""] == [pytest.approx(0.81), pytest.approx(0.82)]
+    assert value("condition-std", one, metric="auc")[""] == [pytest.approx(0.4 * 0.215)]
+
+
+def test_agreements_compare_with_solo_and_with_leaving_sites_out():
+    own, alone = run({"a": site(0.5), "b": site(0.7)}), run({"a": site(0.4), "b": site(0.8)})
+    assert value("like-alone", own, Beside({"solo": alone}), which="pearson_x100")[""] == [pytest.approx(100)]
+    without = {"a": run({"a": site(0.3), "b": site(0.3)}), "b": run({"a": site(0.5), "b": site(0.5)})}
+    beside = Beside(without=without, full=own)
+    assert value("drops", own, beside) == {"a": [pytest.approx(0.3)], "b": [pytest.approx(0.1)]}
+    assert value("shares", own, beside) == {"a": [pytest.approx(0.75)], "b": [pytest.approx(0.25)]}
+    assert value("like-left-out", own, beside, which="euclid")[""] == [pytest.approx(0.25 * math.sqrt(2))]
+
+
+def test_what_a_run_lacks_leaves_a_cell_empty():
+    empty = run({"a": site(None)}, traffic={"up": None})
+    assert value("over-groups", empty, which="disparity") == {"": []}
+    assert value("opportunity", empty, which="gap") == {"": []}
+    assert value("bytes", empty) == {"": []}
+    assert value("sites", empty) == {"a": []}
+
+
+def table(**more):
+    columns = (Column("site", "site", "sites"), Column("mean", "Mean", "over-sites", {"which": "mean"}))
+    rows = (Row("one", "One", "fedavg"), Row("two", "Two", "fedism"))
+    return Table("1", "What it shows", rows, (Block(DATA, columns),), **more)
+
+
+def shown(stands_in, published=None, **more):
+    runs = {
+        "one": {0: run({"a": site(0.5), "b": site(0.7)}), 1: run({"a": site(0.6), "b": site(0.8)})},
+        "two": {0: run({"a": site(0.7), "b": site(0.7)}), 1: run({"a": site(0.7), "b": site(0.7)})},
+    }
+    used = Used(DATA, "support2:default", stands_in, runs)
+    return tabulated(table(**more), "toy-1", [used], published)
+
+
+def test_a_cell_is_the_mean_over_seeds_with_its_spread():
+    found = shown(True)
+    assert [column.key for column in found.columns] == ["site.a", "site.b", "mean"]
+    cell = found.rows[0].cells["mean"]
+    assert cell.value == pytest.approx(0.65) and cell.n == 2
+    assert cell.spread == pytest.approx(0.1 / math.sqrt(2)) and cell.low < 0.65 < cell.high
+    assert shown(True, ddof=0).rows[0].cells["mean"].spread == pytest.approx(0.05)
+    assert shown(True, spread="").rows[0].cells["mean"].spread is None
+
+
+def test_printed_numbers_stand_beside_the_papers_own_data_only():
+    printed = {("one", "mean"): 0.71}
+    assert shown(False, printed).rows[0].cells["mean"].published == 0.71
+    assert shown(True, printed).rows[0].cells["mean"].published is None
+    assert "not here" in shown(True).caption and "other patients" in shown(True).caption
+    assert "user's copy" in shown(False).caption
+
+
+def test_times_are_those_of_finished_runs_where_there_are_any():
+    rows = {"fedavg": {"cost": 1.0, "trainer": "sgd"}, "sam": {"cost": 2.0, "trainer": "sam"}}
+    assert relative_cost("sam", rows) == 2 and relative_cost("fedavg:trainer=sam", rows) == 2
+    unknown = Speed(2.0).seconds("digits:small", "fedavg", 10, 1.0)
+    assert unknown == pytest.approx(2 * Speed(1.0).seconds("digits:small", "fedavg", 10, 1.0))
+    known = Speed(2.0, {"digits:small": {"fedavg": (3.0, 5.0)}})
+    assert known.seconds("digits:small", "fedavg", 10, 1.0) == 35
+    assert known.seconds("digits:small", "sam", 10, 2.0) == 65
+    assert Speed().seconds("nothing:known", "fedavg", 10, 1.0) is None
+    assert in_words(None) == "time not measured" and in_words(600) == "about 10 min"
+    timing = {"phases": {"exchange": 8.0}, "wall_seconds": 10.0}
+    report = {"rounds": 4, "detail": {"timing": timing, "provenance": {"resumed_after": []}}}
+    assert took(report) == (2.0, 2.0)
+    report["detail"]["provenance"]["resumed_after"] = [1]
+    assert took(report) is None
