@@ -139,12 +139,12 @@ def on_grid(methods: tuple[str, ...], grid: tuple[str, ...]) -> list[str]:
 
 def _has(method: str, own: str, key: str) -> bool:
     """Whether a part of METHOD with the settings ``own`` has the key; one that several have is refused later."""
+    from fairflare.build.chosen import chosen_parts
     from fairflare.core import registry
     from fairflare.core.settings import Owners
 
-    entry, given = registry.get_method(method), split_method(f"{method}:{own}")[1]
-    ids = {kind: given.get(kind) for kind in ("trainer", "selector", "server_optimizer")}
-    owners = Owners(registry.owners(entry, **ids), entry.shared)
+    chosen = chosen_parts(method, [split_method(f"{method}:{own}")[1]])
+    owners = Owners(registry.owners(chosen.method, **chosen.ids), chosen.method.shared)
     return key in owners.full or key in owners.shared or bool(owners.having(key))
 
 

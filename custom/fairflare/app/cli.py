@@ -24,6 +24,7 @@ from fairflare.app.options import (
     env_option,
     force_option,
     out_option,
+    parts_option,
     rounds_option,
     run_options,
     set_option,
@@ -109,6 +110,7 @@ def run(
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
 @rounds_option
 @sites_option
+@parts_option
 @set_option
 @accept_option
 @click.option(

@@ -147,6 +147,21 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     return with_task
 
 
+def parts_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Parts in place of the method's own, each the same as ``--set`` with its kind."""
+
+    @click.option("--trainer", metavar="ID", help="Another trainer than METHOD's, or another method's: scaffold.")
+    @click.option("--rule", metavar="ID", help="Another rule: moon --rule fedheal is fedheal --trainer moon.")
+    @click.option("--selector", metavar="ID", help="Another selector; see `fairflare list --parts`.")
+    @click.option("--server-optimizer", metavar="ID", help="Another server optimizer.")
+    @functools.wraps(command)
+    def with_parts(*, pairs: tuple[str, ...], **others: Any) -> None:
+        named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer")}
+        command(pairs=(*pairs, *(f"{kind}={id}" for kind, id in named.items() if id is not None)), **others)
+
+    return with_parts
+
+
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
 
@@ -196,6 +211,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="Seeds the initial model and all local work; the data have --set data_seed=N.",
     )
+    @parts_option
     @set_option
     @accept_option
     @weights_option

@@ -34,6 +34,7 @@ from fairflare.build.assembly import CONFIG, SITES, LocalSites, Parts, build_par
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.method_parts import part
+from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
 from fairflare.core.versions import all_versions
@@ -62,8 +63,8 @@ NEW, OLD = "new", "old"
 
 
 def default_folder(config: RunConfig) -> Path:
-    """runs/<method>-<task>-<preset>-seed<seed>."""
-    return Path("runs") / f"{config.method}-{config.task}-{config.preset}-seed{config.seed}"
+    """runs/<method>-<task>-<preset>-seed<seed>, where the method is "fedheal+moon" with a part that is not its own."""
+    return Path("runs") / f"{_composed(config)}-{config.task}-{config.preset}-seed{config.seed}"
 
 
 def execute(
@@ -344,7 +345,12 @@ def _configured(folder: Path) -> dict[str, Any] | None:
 
 def title(config: RunConfig) -> str:
     """A run in a few words."""
-    return f"{config.method} on {config.task}:{config.preset}, seed {config.seed}"
+    return f"{_composed(config)} on {config.task}:{config.preset}, seed {config.seed}"
+
+
+def _composed(config: RunConfig) -> str:
+    method = registry.get_method(config.method)
+    return "+".join([config.method, *(id for kind, id in config.parts.items() if id != getattr(method, kind))])
 
 
 def _report_what_there_is(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from fairflare.build import tasks
 from fairflare.build.about import about
+from fairflare.build.chosen import composed_title
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.method_parts import method_parts, part
@@ -255,7 +256,7 @@ def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None
     method = registry.get_method(config.method)
     described = {
         "about": about(config, parts),
-        "title": method.title,
+        "title": composed_title(method, config.parts),
         "paper": str(method.paper),
         "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),

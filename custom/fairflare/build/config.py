@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fairflare.build import tasks
+from fairflare.build.chosen import PART_KEYS, chosen_parts
 from fairflare.build.config_checks import checked_config
 from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
-from fairflare.build.method_parts import defaults_of, part, reference_of
+from fairflare.build.method_parts import part, reference_of
 from fairflare.clinic.base import Task
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
@@ -45,8 +46,6 @@ RUN_KEYS = (
     "max_norm_ratio",
     "accept",
 )
-PART_KEYS = ("trainer", "selector", "server_optimizer")
-"""The parts of a method that a user may replace."""
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
 
@@ -190,7 +189,7 @@ def make_config(
         sites: number of sites, the preset's when None.
         seed: see ``RunConfig``.
         values: ``--set`` pairs by any name that works, see ``core.settings``; the owners are "rule", "trainer",
-            "probe.ID", "select", "server", "train", "task" and "run".
+            "probe.ID", "select", "server", "train", "task" and "run". Whole parts are chosen as ``chosen_parts`` says.
         over: further pairs, which win over ``values``.
 
     Raises:
@@ -198,10 +197,10 @@ def make_config(
     """
     layers = [dict(values or {}), dict(over or {})]
     name, _, preset = task.partition(":")
-    entry = registry.get_method(method)
+    chosen = chosen_parts(method, layers)
+    entry, ids = chosen.method, chosen.ids
     task_class = type(tasks.load(name, preset or None))
     preset = preset or next(iter(task_class.presets))
-    ids = {kind: _chosen(kind, layers, getattr(entry, kind)) for kind in PART_KEYS}
     classes = registry.owners(entry, **ids)
     everyone = {**classes, "train": Training, "task": task_class}
     owners = Owners(everyone, entry.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
@@ -213,7 +212,7 @@ def make_config(
         given |= owners.resolved({"task.n_sites" if "task.n_sites" in owners.full else "n_sites": sites})
 
     # Local training is the task's, equal for all methods, unless the user asks for another or for variant=reference.
-    defaults = defaults_of(entry, owners) | owners.spread(task_class.presets[preset].settings_of(method))
+    defaults = chosen.defaults(owners) | owners.spread(task_class.presets[preset].settings_of(entry.id))
     found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
     found |= (reference_of(entry, owners) if _wants_reference(given) else {}) | given
     filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
@@ -221,7 +220,7 @@ def make_config(
     base = dataclasses.asdict(task_class.presets[preset].training)
     return checked_config(
         RunConfig(
-            method=method,
+            method=entry.id,
             **dict[str, Any](ids),
             settings={f"{owner}.{key}": value for owner, own in filled.items() for key, value in own.items()},
             task=name,
@@ -233,17 +232,6 @@ def make_config(
             **_run_choices(built, part(classes["select"], filled["select"]), _values(given, "run")),
         )
     )
-
-
-def _chosen(kind: str, layers: list[dict[str, Any]], default: str) -> str:
-    """Takes the id that was given for a kind of part out of ``layers``; the last one wins."""
-    found = default
-    for layer in layers:
-        keys = [key for key in (kind, f"run.{kind}") if key in layer]
-        if len(keys) > 1:
-            raise UserError(f"run.{kind}: is given twice, as {keys[0]} and as {keys[1]}")
-        found = str(layer.pop(keys[0])) if keys else found
-    return found
 
 
 def _values(given: Mapping[str, Given], owner: str) -> dict[str, Any]:

@@ -69,7 +69,12 @@ def defaults_of(entry: Method, owners: Owners) -> dict[str, Given]:
     """
     first = {name: registry.parameters(owners.full[full[0]])[bare(full[0])] for name, full in owners.shared.items()}
     equal = {full: Given(name, first[name]) for name, targets in owners.shared.items() for full in targets}
-    return equal | _declared(Owners(registry.owners(entry), entry.shared), entry.settings, owners)
+    return equal | declared(entry, owners)
+
+
+def declared(entry: Method, owners: Owners) -> dict[str, Given]:
+    """Full name -> what the method itself says, where ``owners`` has such a setting."""
+    return _declared(Owners(registry.owners(entry), entry.shared), entry.settings, owners)
 
 
 def reference_of(entry: Method, owners: Owners) -> dict[str, Given]:
