@@ -2,10 +2,12 @@
 """Contrastive terms on the features in front of a network's last layer.
 
 MOON     CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0): features close to the shared model's, away from the site's
-         last ones. Li, He and Song, CVPR 2021, https://arxiv.org/abs/2103.16257, Eq. 3.
+         last ones. Li, He and Song, CVPR 2021, https://arxiv.org/abs/2103.16257.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -37,3 +39,29 @@ def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature:
     here = directions(z)
     alike = [(here * directions(other)).sum(1) / temperature for other in (z_global, z_previous)]
     return F.cross_entropy(torch.stack(alike, dim=1), torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+def prototype_contrast(
+    features: Tensor, targets: Tensor, prototypes: Mapping[int, Tensor], cosine: bool = False
+) -> Tensor:
+    """FedProc's term, the mean over the batch of -log(e^{f . c_y} / sum_c e^{f . c}), prototypes of length 1.
+
+    Args:
+        features: (N, ...) f; of length 1 too with ``cosine``.
+        targets: int64 (N,) y.
+        prototypes: class -> (D,) on the features' device, not all of them for want of examples. An example whose class
+            has none counts as 0.
+        cosine: see ``features``.
+
+    Returns:
+        A number >= 0; 0 without prototypes, or with one alone.
+    """
+    if not prototypes:
+        return features.sum() * 0
+    labels = sorted(prototypes)
+    known = directions(torch.stack([prototypes[label] for label in labels]).to(features.dtype))
+    place = torch.full_like(targets, -1)
+    for k, label in enumerate(labels):
+        place = torch.where(targets == label, k, place)
+    scores = (directions(features) if cosine else features.flatten(1)) @ known.T
+    return F.cross_entropy(scores, place, ignore_index=-1, reduction="sum") / len(targets)

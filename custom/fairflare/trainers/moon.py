@@ -25,7 +25,7 @@ PREVIOUS = "previous model"
 @trainer("moon")
 @dataclass(frozen=True)
 class Moon(PlainTrainer):
-    """Each step minimises f(w) + ``mu`` CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0) (Li et al., CVPR 2021, Eq. 5).
+    """Each step minimises f(w) + ``mu`` CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0) (Li et al., CVPR 2021).
 
     z is what enters the network's last linear layer. z_glob and z_prev are the same features under w^t and under the
     model that the site's last round ended in, both in evaluation mode and without gradient; before a site's first

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mean features of each class under the model that a site has trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fairflare.core.registry import probe
+from fairflare.core.types import MOST_EXAMPLES, Cost, LocalWork, Offer, Outline, TensorSpec
+from fairflare.core.validation import Few
+from fairflare.functional.features import features_of
+from fairflare.privacy.counts import released
+from fairflare.probes.base import Probe
+
+MEANS = TensorSpec(
+    "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of the site's classes"
+)
+COUNTS = TensorSpec(
+    "prototype_counts",
+    lambda o: {str(c): () for c in range(o.classes)},
+    "training examples of these classes",
+    bound=float(MOST_EXAMPLES),
+)
+
+
+@probe("prototypes")
+@dataclass(frozen=True)
+class Prototypes(Probe):
+    """Sends mean and number of the features in front of the last layer, for every class whose count may leave the site.
+
+    Over the whole training split in evaluation mode and with evaluation transforms.
+
+    Args:
+        probe_batch: examples per forward pass; changes memory and rounding only.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=1)
+    sends: ClassVar[tuple[TensorSpec, ...]] = (MEANS, COUNTS)
+    probe_batch: Few = 64
+
+    def __post_init__(self) -> None:
+        if self.probe_batch < 1:
+            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
+
+    @property
+    def when(self) -> Literal["received", "trained", "anchored"]:
+        """The site's own model."""
+        return "trained"
+
+    def scalars(self, outline: Outline) -> tuple[()]:
+        """No number."""
+        return ()
+
+    def missing(self, offer: Offer) -> str:
+        """Class labels."""
+        return "" if offer.class_labels else "class prototypes need one class label per example"
+
+    @torch.no_grad()
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """One forward pass; sums in float64."""
+        counts = work.data.class_counts.tolist()
+        sums: torch.Tensor | None = None
+        with features_of(work.network.eval()) as found:
+            for batch in work.data.fixed("train", self.probe_batch):
+                work.stop_if_aborted()
+                work.network(batch.inputs.to(work.device))
+                features = found.pop().flatten(1).double().cpu()
+                if sums is None:
+                    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
+                sums.index_add_(0, batch.targets.cpu(), features)
+        free = released(counts, work.min_count)
+        known = [c for c, n in enumerate(counts) if n and free[c]]
+        if sums is not None and known:
+            work.send_tensors[MEANS.name] = {str(c): (sums[c] / counts[c]).float() for c in known}
+            work.send_tensors[COUNTS.name] = {str(c): torch.tensor(float(counts[c])) for c in known}
+        return {}
