@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.core.execution import Execution, keep_freed_memory
+from fairflare.core.execution import Execution, give_back_freed_memory, keep_freed_memory
 from fairflare.core.types import LocalWork, Round
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
@@ -134,12 +134,14 @@ def test_probes_and_validation_compute_in_full_precision(tmp_path):
     assert entries[0]["model_sha256"] != entries[1]["model_sha256"]
 
 
-def test_freed_memory_is_kept_unless_the_user_has_said_otherwise(monkeypatch):
+@pytest.mark.parametrize("choose", [give_back_freed_memory, keep_freed_memory])
+def test_what_becomes_of_freed_memory_is_chosen_unless_the_user_has_done_so(choose, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
-    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # says nothing of it
+    assert choose() is (platform.libc_ver()[0] == "glibc")
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert keep_freed_memory() is False
+    assert choose() is False
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert keep_freed_memory() is False
+    assert choose() is False

@@ -29,6 +29,7 @@ from fairflare.federation.checks import checked_seconds
 from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.received import check_received
 from fairflare.federation.traffic import Traffic
+from fairflare.flare import pieces
 from fairflare.flare.wire import (
     answer_from_model,
     answer_to_shareable,
@@ -139,10 +140,12 @@ def test_flares_messages_carry_every_field_of_an_answer(name):
         assert equal(getattr(found, name), getattr(sent, name))
 
 
+@pytest.mark.parametrize("largest", [8, pieces.LARGEST], ids=["in pieces", "whole"])
 @pytest.mark.parametrize("name", sorted(set(instruction_fields()) - {"task"}))
-def test_flares_messages_carry_every_field_of_an_instruction(name):
+def test_flares_messages_carry_every_field_of_an_instruction(name, largest, monkeypatch):
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+    monkeypatch.setattr(pieces, "LARGEST", largest)
     tensors = {"control/weight": torch.ones(2, 3).t()}
     sent = Instruction("train", Round(2, 3), MODEL, {"rho": 0.5}, {"attempt": 1}, tensors)
     arrived = fobs.loads(fobs.dumps(FLModelUtils.to_shareable(instruction_to_model(sent))))

@@ -288,18 +288,20 @@ def scorer(parts: Parts, batch_size: int) -> Score:
 
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
     """
+    task, network = parts.task, parts.network  # without the initial model, which nobody needs once the run has begun
     found: list[TestSet] = []
-    tabled = set(parts.task.table_sets().values())
+    tabled = set(task.table_sets().values())
 
     def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
-        found.extend(() if found else parts.task.test_sets())
+        found.extend(() if found else task.test_sets())
         device = default_device()
-        parts.network.to(device).load_state_dict(model)
+        network.to(device).load_state_dict(model)
+        del model  # as large as the network
         return {
             test.name: {
                 "corrupted": test.corrupted,
                 "n": len(test.targets),
-                "metrics": _scored(parts, test.batches(batch_size), device, before_batch),
+                "metrics": _scored(task, network, test.batches(batch_size), device, before_batch),
             }
             for test in found
             if final or test.name in tabled
@@ -309,10 +311,10 @@ def scorer(parts: Parts, batch_size: int) -> Score:
 
 
 def _scored(
-    parts: Parts, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
+    task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
 ) -> dict[str, float]:
-    found = predict(parts.network, batches, device, parts.task.condense, before_batch)
-    return finite(parts.task.evaluate(*found[:2]))
+    found = predict(network, batches, device, task.condense, before_batch)
+    return finite(task.evaluate(*found[:2]))
 
 
 def build_site(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -24,8 +24,12 @@ Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
 TRIES = 3
 """Training passes by which two layouts are compared, after one that nobody times."""
-MALLOC = {-1: 2**28, -3: 2**25}
+KEEP = {-1: 2**28, -3: 2**25}
 """glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD at its largest: bytes."""
+GIVE_BACK = {-3: 2**19, -8: 2}
+"""M_MMAP_THRESHOLD: blocks of this size are pages of their own; M_ARENA_MAX: heaps that threads share."""
+OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
+"""Environment variables that say the same of a process."""
 LEAST = 2
 """Examples of a pass: BatchNorm cannot train on one."""
 
@@ -245,12 +249,25 @@ def keep_freed_memory() -> bool:
 
     Without this, the gradients and activations of every step are pages that the kernel takes back and clears anew: 5 %
     of a ResNet-18's step on a CPU, and more of GSAM's, which holds two gradients. Whoever has set glibc's own variables
-    (``MALLOC_...``) is obeyed.
+    for this is obeyed.
     """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    return _set_malloc(KEEP)
+
+
+def give_back_freed_memory() -> bool:
+    """Let the C library, where it is glibc, give every freed block of 512 KiB or more back at once; whether it does.
+
+    For a server that carries models: what its transport's threads have freed would else stay in each thread's heap.
+    Whoever has set glibc's own variables for this is obeyed.
+    """
+    return _set_malloc(GIVE_BACK)
+
+
+def _set_malloc(options: Mapping[int, int]) -> bool:
+    if any(name in os.environ for name in OF_THE_USER):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library, another system
         return False
-    return all(mallopt(option, value) == 1 for option, value in MALLOC.items())
+    return all(mallopt(option, value) == 1 for option, value in options.items())

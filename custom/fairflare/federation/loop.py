@@ -120,8 +120,10 @@ class Federation:
         self._audit = AuditLog(self.folder / AUDIT)
         self._traffic = Traffic(Spooled(self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
+        standing = [self._open(initial)]
+        del initial  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
-            return self._run(self._open(initial)).model
+            return self._run(standing.pop()).model
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
         """The rounds after ``standing``, the evaluation, the scores and the end."""

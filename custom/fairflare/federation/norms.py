@@ -137,12 +137,12 @@ def too_large(
         history: see ``History``.
     """
     pool = {site: sizes for site, sizes in norms.items() if any(sizes.values())}
+    everyone = {kind: sorted(sizes[kind] for sizes in pool.values()) for kind in next(iter(pool.values()), {})}
     found: dict[str, str] = {}
     for site, sizes in pool.items():
         past = (history or {}).get(site, {})
         for kind, size in sizes.items():
-            others = sorted(other[kind] for name, other in pool.items() if name != site)
-            bounds = _bounds(kind, [*others, size], others, list(past.get(kind, ())), scales[kind], ratio)
+            bounds = _bounds(kind, everyone[kind], size, list(past.get(kind, ())), scales[kind], ratio)
             bound, why = min(bounds)
             if not size <= bound:
                 found[site] = f"{kind}: expected a norm of at most {bound:.3g}, {why}, got {size:.3g}"
@@ -151,14 +151,16 @@ def too_large(
 
 
 def _bounds(
-    kind: str, everyone: list[float], others: list[float], past: list[float], scale: float, ratio: float
+    kind: str, everyone: list[float], size: float, past: list[float], scale: float, ratio: float
 ) -> list[tuple[float, str]]:
+    """Bounds of ``size``, one of the sorted sizes of ``everyone``, with their reasons."""
     always = LEAST[kind] * scale
     bounds = [(ratio * FREEDOM[kind] * scale, "by the size of the model")]
     if len(everyone) >= 3:
         bounds.append((max(ratio * statistics.median(everyone), always), f"{ratio:g} x the round's median"))
-    if others:
-        usual = others[(len(others) - 1) // 2]
+    if len(everyone) > 1:
+        middle = (len(everyone) - 2) // 2  # the lower median's place among the others
+        usual = everyone[middle + (everyone[middle] >= size)]  # one of this size stands aside
         bounds.append((max(ratio * usual, scale), f"{ratio:g} x the other sites'"))
     if len(past) >= ENOUGH:
         bounds.append((max(ratio * statistics.median(past), always), f"{ratio:g} x its own rounds before"))

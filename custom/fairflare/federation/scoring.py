@@ -159,12 +159,14 @@ class Backlog:
         self._wait()
         assert self.score is not None  # else nothing is owed
         started, sha256 = time.monotonic(), self.owed[number]
+        found = self.score(self._read(number, sha256), number == self.rounds, self._wait)
+        return Scored(number, sha256, found, {"score": time.monotonic() - started})
+
+    def _read(self, number: int, sha256: str) -> StateDict:
         try:
-            model = self._files.read(number, sha256)
+            return self._files.read(number, sha256)
         except UserError as error:
             raise RunFailed(str(error)) from None
-        found = self.score(model, number == self.rounds, self._wait)
-        return Scored(number, sha256, found, {"score": time.monotonic() - started})
 
     def _wait(self) -> None:
         self._may_work.wait()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from fairflare.build.assembly import build_federation, build_parts
 from fairflare.build.config import RunConfig
 from fairflare.core.errors import RunFailed
+from fairflare.core.execution import give_back_freed_memory
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import instruction_fields
 from fairflare.core.validation import expected
@@ -132,7 +134,10 @@ class FairController(ModelController):
         try:
             keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
             observers: list[Observer] = [began, board, RunLog(folder), Tracking(self.engine, config.method)]
-            build_federation(config, parts, self, folder, self.env, observers, keys).run(parts.model)
+            federation_loop = build_federation(config, parts, self, folder, self.env, observers, keys)
+            initial = [parts.model]
+            del parts  # the loop lets go of the initial model once there is another one
+            federation_loop.run(initial.pop())
         finally:
             board.close()
             own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
@@ -182,16 +187,21 @@ class FairController(ModelController):
                 blocking=False,
                 callback=self._receive,
             )
-        checks = 0
+        checks, large = 0, _bytes_of_models(instructions) >= LARGE
+        if large and not gc.get_freeze_count():
+            gc.freeze()  # whatever is there by now stays; a collection then takes milliseconds
+            give_back_freed_memory()
         least = max(INVITATION_STANDS, LEAST_STANDS / self.task_check_period) if inviting else 0
         while self.get_num_standing_tasks() and not (may_end and checks >= least and ending.is_reached(self._inbox)):
             if self.abort_signal.triggered:
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
             checks += 1
+            if large:
+                gc.collect()  # messages that have arrived wait in cycles of references, with all that they carried
         if may_end:
             self._end_tasks()
-        if _bytes_of_models(instructions) >= LARGE:
+        if large:
             cleanup_memory()  # what the transport's threads have freed makes room for the next model
         yield from self._inbox
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions and answers as FLARE's ``FLModel``, both ways: each field where its specification says.
 
-Down go FULL weights (empty where an exchange has no model), up go DIFF weights, so that a site's privacy filters see a
-difference; "metrics" and "meta" are FLARE's own places for the rest. "validate" is the odd one: weights as FLARE's
-evaluation workflows send them, and metrics "<split>_<name>" as those read them. Meta also holds the ``VERSION`` of this
-format, and up the round, which FLARE does not keep for results without weights.
+Down go FULL weights (empty where an exchange has no model), large ones in pieces, up go DIFF weights, so that a site's
+privacy filters see a difference; "metrics" and "meta" are FLARE's own places for the rest. "validate" is the odd one:
+weights as FLARE's evaluation workflows send them, and metrics "<split>_<name>" as those read them. Meta also holds the
+``VERSION`` of this format, and up the round, which FLARE does not keep for results without weights.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ from fairflare.core.schema import (
     instruction_fields,
 )
 from fairflare.core.types import Round
+from fairflare.flare.pieces import Shapes, joined, split
 
-VERSION = 2
+VERSION = 3
+PIECES = "pieces"
+"""Where a message says which of its tensors come in pieces: part -> name -> shape."""
 ERROR_HEADER = "fairflare_error"
 ANSWERED = {"answered": 1.0}
 VALIDATE = "validate"
@@ -46,12 +49,17 @@ fobs.register(TensorDecomposer)
 
 def instruction_to_model(instruction: Instruction) -> FLModel:
     """The task data of one instruction."""
+    params, meta = _whole(_at("params", instruction)), _meta(instruction)
+    shapes: dict[str, Shapes] = {}
+    params, shapes["params"] = split(params)
+    for name in _tensors():
+        meta[name], shapes[name] = split(meta[name])
     return FLModel(
-        params=_whole(_at("params", instruction)),
+        params=params,
         params_type=ParamsType.FULL,
         current_round=instruction.round.number,
         total_rounds=instruction.round.total,
-        meta={"fairflare": VERSION, **_meta(instruction)},
+        meta={"fairflare": VERSION, PIECES: {name: found for name, found in shapes.items() if found}, **meta},
     )
 
 
@@ -62,7 +70,11 @@ def instruction_from_shareable(task_name: str, shareable: Shareable) -> Instruct
     version = meta.get("fairflare")
     if version != VERSION:
         raise ValueError(f"message version: expected {VERSION}, got {version!r}")
+    shapes = meta.get(PIECES, {})
+    if "params" in shapes:
+        model.params = joined(model.params, shapes["params"])
     found = _read(instruction_fields(), model)
+    found |= {name: joined(found[name], shapes[name]) for name in _tensors() if name in shapes}
     return Instruction(task=cast(TaskName, task_name), round=Round(model.current_round, model.total_rounds), **found)
 
 
@@ -131,6 +143,12 @@ def _meta(message: Instruction | Answer) -> dict[str, Any]:
         else value
         for name, value in found.items()
     }
+
+
+def _tensors() -> list[str]:
+    """The fields of an instruction that hold tensors in FLARE's meta."""
+    fields = instruction_fields()
+    return [name for name in carried_as("meta", fields) if fields[name].kind == "tensors"]
 
 
 def _read(fields: Mapping[str, Spec], model: FLModel) -> dict[str, Any]:
