@@ -2,9 +2,12 @@
 """How large an update may be, and what honest sites may do all the same."""
 
 import math
+import statistics
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
@@ -115,3 +118,19 @@ def test_a_variance_never_ends_below_zero():
     assert settled["bn.running_var"].tolist() == [1.0, 0.0] and settled["bn.running_mean"] is model["bn.running_mean"]
     fine = {"bn.running_var": torch.tensor([1.0, 0.0])}
     assert norms.without_negative_variances(fine)["bn.running_var"] is fine["bn.running_var"]
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 2.0, 3.0, 250.0, 900.0, 9e4]), min_size=1, max_size=9))
+def test_each_site_is_held_against_the_lower_median_of_the_others(sizes):
+    """The bound of pairs, beside what a list of the others says."""
+    known = {f"site-{k}": {norms.PARAMETERS: size} for k, size in enumerate(sizes)}
+    found = norms.too_large(known, {norms.PARAMETERS: 0.02}, 1e6)
+    narrow = norms.too_large(known, {norms.PARAMETERS: 1e9}, 100.0)
+    assert not found or all("by the size of the model" in why for why in found.values())
+    assert not narrow  # no larger than the model itself
+    refused = norms.too_large(known, {norms.PARAMETERS: 1e-3 * 9e4}, 10.0)
+    for k, size in enumerate(sizes):
+        others = sorted(sizes[:k] + sizes[k + 1 :])
+        usual = [max(10 * others[(len(others) - 1) // 2], 90.0)] if others else []
+        median = [max(10 * statistics.median(sizes), 0.9)] if len(sizes) > 2 else []
+        assert (f"site-{k}" in refused) == (size > min([900.0, *usual, *median]))
