@@ -264,10 +264,26 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     for row in sets["rows"]:
         found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
     out.print(found)
+    _after(summary["after"])
     left_out = sum(len(r) for r in (_rejected(c) for c in summary["rounds"]))
     if left_out:
         out.print(f"{left_out} updates were left out; the report says which and why")
     say(f"report: {folder / 'report.html'}")
+
+
+def _after(sections: Sequence[Mapping[str, Any]]) -> None:
+    """What each step after the last round came to: mean and worst site, stage by stage."""
+    for section in sections:
+        shown = Table(title=f"{section['title']} (by {section['by']}, from {section['split']})")
+        shown.add_column("over sites, absolute")
+        for words in section["stages"].values():
+            shown.add_column(escape(words), justify="right")
+        for metric, label in section["metrics"].items():
+            of = section["summary"][metric].values()
+            cells = [f"{_number(found['mean'])} (worst {_number(found['worst'])})" for found in of]
+            shown.add_row(escape(label), *cells)
+        out.print(shown)
+        note(f"calibration cases: {section['remark']}")
 
 
 def _evenness(found: Mapping[str, Any]) -> list[tuple[str]]:

@@ -108,6 +108,8 @@ RANGES = {
     "tensors": "by the parts, below",
     "evaluation": "by the task; 0 to 1e+06 for losses, 0 to 1 for others",
     "sealed": "bytes of a fixed length; text of a fixed form",
+    "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
+    "adjusted": "by the step, [after.md](after.md)",
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fairflare.build import tasks
+from fairflare.build import after, tasks
 from fairflare.build.about import about
 from fairflare.build.chosen import composed_title
 from fairflare.build.config import RunConfig, site_of_client
@@ -243,6 +243,7 @@ def build_federation(
         trainer=parts.trainer,
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
+        after=after.at_server(config, parts),
     )
 
 
@@ -369,7 +370,8 @@ def build_site(
         groups=parts.grouping.names,
         min_count=min_count,
         memory=kept,
-        egress=allowed(parts, config.secure_sum),
+        egress=after.may_leave(config, parts, allowed(parts, config.secure_sum)),
+        after=after.at_site(config, parts, min_count, memory),
         look=look,
         tell=tell,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),

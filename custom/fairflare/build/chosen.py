@@ -57,7 +57,7 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
         UserError: there is no such method, rule or trainer, or a part is given twice in one layer.
     """
     first = registry.get_method(method)
-    rule, given = _taken(RULE, layers), {kind: _taken(kind, layers) for kind in PART_KEYS}
+    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in PART_KEYS}
     home = first if rule in (None, first.rule) else _home(str(rule))
     ids = {kind: getattr(first, kind) if one is None else one for kind, one in given.items()}
     lenders = []
@@ -90,7 +90,8 @@ def _home(rule: str) -> Method:
     return found[0]
 
 
-def _taken(kind: str, layers: list[dict[str, Any]]) -> str | None:
+def taken(kind: str, layers: list[dict[str, Any]]) -> str | None:
+    """Takes the id that was given for a kind of part out of ``layers``; the last one wins, None: none was given."""
     found = None
     for layer in layers:
         keys = [key for key in (kind, f"run.{kind}") if key in layer]

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fairflare.build import tasks
-from fairflare.build.chosen import PART_KEYS, chosen_parts
+from fairflare.build.after import NO_STEP, STEPS, step_class
+from fairflare.build.chosen import PART_KEYS, chosen_parts, taken
 from fairflare.build.config_checks import checked_config
 from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
 from fairflare.build.method_parts import part, reference_of
@@ -95,6 +96,8 @@ class RunConfig:
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``federation.norms``.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``federation.after``.
+        after_settings: every parameter of it.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -125,6 +128,8 @@ class RunConfig:
     mask_bits: Annotated[int, Range(32, 64)] = 64
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
+    after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
+    after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
@@ -202,7 +207,9 @@ def make_config(
     task_class = type(tasks.load(name, preset or None))
     preset = preset or next(iter(task_class.presets))
     classes = registry.owners(entry, **ids)
-    everyone = {**classes, "train": Training, "task": task_class}
+    step = validation.parsed(RunConfig, "after", taken("after", layers) or NO_STEP)
+    after = step_class(step)
+    everyone = {**classes, "train": Training, "task": task_class, **({"after": after} if after else {})}
     owners = Owners(everyone, entry.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
     given = owners.resolved(layers[0])
     if rounds is not None:
@@ -227,11 +234,24 @@ def make_config(
             preset=preset,
             options=dataclasses.asdict(built),
             training=_made(Training, base | _checked(owners, "train", found)),
+            after=step,
+            after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
             **_run_choices(built, part(classes["select"], filled["select"]), _values(given, "run")),
         )
     )
+
+
+def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
+    """``config`` with a step after the last round, and its settings by their own or full names; raises UserError."""
+    step = validation.parsed(RunConfig, "after", step)
+    after = step_class(step)
+    if after is None:
+        raise UserError(f"step: expected {' or '.join(STEPS[1:])}, got {step}")
+    owners = Owners({"after": after})
+    settings = _made(after, _checked(owners, "after", owners.resolved(values)))
+    return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
 
 
 def _values(given: Mapping[str, Given], owner: str) -> dict[str, Any]:

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.build import tasks
+from fairflare.build.after import step_class
 from fairflare.build.composition import refuse_misfits, refuse_sums
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
+from fairflare.clinic.base import Task
+from fairflare.clinic.grouping import LABEL
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
+from fairflare.federation.after.base import Shape
 from fairflare.federation.memory import PERSONAL_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
@@ -46,6 +50,7 @@ def checked_config(config: RunConfig) -> RunConfig:
     if isinstance(task, OwnData):
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, config.clients or list(task.sites()))
+    after_settings = _check_after(config, task)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
@@ -58,7 +63,26 @@ def checked_config(config: RunConfig) -> RunConfig:
         _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
         refuse_sums(config.method, made.trainer)
     refuse_misfits({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer)
-    return dataclasses.replace(config, settings=settings, training=training, options=options)
+    return dataclasses.replace(
+        config, settings=settings, training=training, options=options, after_settings=after_settings
+    )
+
+
+def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
+    """The checked settings of the step after the last round; raises UserError where the task lacks what it needs."""
+    cls = step_class(config.after)
+    if cls is None:
+        return _exactly("after_settings", {}, config.after_settings)
+    settings = _exactly("after_settings", dict.fromkeys(registry.parameters(cls), cls), config.after_settings)
+    step = part(cls, settings)
+    shape = Shape(len(task.classes), task.class_labels, task.grouping(config.group_by).names)
+    if step.by == "group" and not shape.groups:
+        raise UserError("after.by: expected site, or group_by=ATTRIBUTE, for the run has no groups")
+    if step.by == "group" and LABEL in config.group_by.split("+"):
+        raise UserError("after.by: expected groups that are known of a new patient (group_by=ATTRIBUTE), got the label")
+    if reason := step.missing(shape):
+        raise UserError(f"after: {reason}")
+    return settings
 
 
 def refuse_pooling(selector: Selector, where: str) -> None:

@@ -23,6 +23,8 @@ LATER: Mapping[str, Any] = {
     "min_responses": None,
     "grace": 0.0,
     "stacked": False,
+    "after": "none",
+    "after_settings": {},
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
 """Keys, and settings of training, that came after format 2, with what holds where a file does not name them: they are

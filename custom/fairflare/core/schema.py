@@ -24,10 +24,10 @@ from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number, Outline, Rou
 __all__ = ["Answer", "Instruction", "Number", "Spec", "TaskName", "TensorSpec", "answer_fields", "instruction_fields"]
 
 T = TypeVar("T")
-TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate"]
+TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust"]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
-    "statement", "seconds", "sealed", "name", "error",
+    "statement", "seconds", "sealed", "sums", "adjusted", "name", "error",
 ]  # fmt: skip
 """What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
 Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
@@ -108,7 +108,8 @@ def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate")
+_AFTER: tuple[TaskName, ...] = ("calibrate", "adjust")
+_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate", *_AFTER)
 _METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
 
 
@@ -120,7 +121,8 @@ class Instruction:
     training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
     "compare" is a round's second exchange, whose model is the rule's anchor; with secure sums "sum" and "weigh" follow
     "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model does on the site's own
-    splits.
+    splits. In runs with a step after the last round "calibrate" asks for sums over calibration cases, and "adjust"
+    tells the sums of all sites.
     """
 
     task: TaskName = dataclasses.field(
@@ -128,11 +130,21 @@ class Instruction:
     )
     round: Round = dataclasses.field(metadata={"spec": Spec("round", "t and T", _ALL, required=True, carried="round")})
     model: StateDict = dataclasses.field(
-        metadata={"spec": Spec("model", "the model", ("train", "compare", "evaluate"), required=True, carried="params")}
+        metadata={
+            "spec": Spec(
+                "model", "the model", ("train", "compare", "evaluate", *_AFTER), required=True, carried="params"
+            )
+        }
     )
-    orders: Mapping[str, float] = _field("orders", "numbers from the rule for this site alone", default={})
+    orders: Mapping[str, float] = _field(
+        "orders", 'numbers from the rule for this site alone; in "adjust" the sums of all sites', default={}
+    )
     sealed: Mapping[str, Any] = _field(
-        "sealed", "what a secure sum needs of the others", default={}, exchanges=("sum", "weigh"), only_secure=True
+        "sealed",
+        "what a secure sum needs of the others",
+        default={},
+        exchanges=("sum", "weigh", *_AFTER),
+        only_secure=True,
     )
     tensors: Mapping[str, torch.Tensor] = _field(
         "tensors", "tensors from the rule, for all sites or for this one", default={}
@@ -183,8 +195,17 @@ class Answer:
         low=0, high=LONGEST_WORK,
     )  # fmt: skip
     sealed: Any = _field(
-        "sealed", "the site's key; its sealed numbers", default={}, exchanges=("preflight", "sum"), only_secure=True
-    )
+        "sealed", "the site's key; its sealed numbers", default={}, exchanges=("preflight", "calibrate", "sum"),
+        only_secure=True,
+    )  # fmt: skip
+    sums: Any = _field(
+        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid",
+        exchanges=("calibrate",), secure="hidden",
+    )  # fmt: skip
+    adjusted: Any = _field(
+        "adjusted", "what recalibration or thresholds came to: the site's parameters, means over its test split",
+        default={}, exchanges=("adjust",),
+    )  # fmt: skip
     error: str | None = dataclasses.field(
         default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}
     )

@@ -54,6 +54,11 @@ def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str
     return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
 
 
+def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
+    """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
+    return _checked_scalars(found, specs, ())
+
+
 def check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
     """Groups are parts of the training split: whole numbers whose sum is not above its size."""
     counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]

@@ -52,6 +52,7 @@ SHAPES: dict[str, dict[Any, Any]] = {
     "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
     "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
     "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
+    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
 }
@@ -254,6 +255,13 @@ def _evaluation(run_history: RunHistory, entry: Entry, number: int) -> None:
     run_history.evaluated = True
 
 
+def _after(run_history: RunHistory, entry: Entry, number: int) -> None:
+    """After the evaluation, and behind the end of a run too: it changes neither model nor state."""
+    if not run_history.evaluated or (run_history.finish and not run_history.completed):
+        raise UserError(f"{AUDIT}: line {number}: no step after the last round can stand here")
+    _same_model(run_history, entry, number)
+
+
 def _finish(run_history: RunHistory, entry: Entry, number: int) -> None:
     if run_history.finish or (entry["status"] == COMPLETED and (run_history.unscored or not run_history.evaluated)):
         raise UserError(
@@ -293,6 +301,7 @@ _STEPS = {
     "scores": _scores,
     "round_failed": _round_failed,
     "evaluation": _evaluation,
+    "after": _after,
     "finish": _finish,
     "resume": _resume,
 }

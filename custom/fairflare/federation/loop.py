@@ -16,6 +16,7 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
+from fairflare.federation.after.server import After
 from fairflare.federation.aggregation.base import Aggregation, Trained
 from fairflare.federation.aggregation.plain import Plain
 from fairflare.federation.audit import AuditLog, model_hash
@@ -85,6 +86,7 @@ class Federation:
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
         server_optimizer: steps along the update that the rule has combined.
         seed: the run's, for the selector.
+        after: what is done with the final model once it has been evaluated; None: nothing.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
     """
@@ -110,6 +112,7 @@ class Federation:
     seed: int = 0
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     trainer: Trainer = field(default_factory=PlainTrainer)
+    after: After | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -131,6 +134,7 @@ class Federation:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
             self._evaluate(standing)
+            self._adjust(standing)
             self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
             self._fail(standing, str(failure))
@@ -355,6 +359,18 @@ class Federation:
             sites[site][PERSONAL] = found.get(PERSONAL, found)
         rejected = by_site(more + rejections + self._participation.absent(away))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
+
+    def _adjust(self, standing: Checkpoint) -> None:
+        """The step after the last round, at every site that is there; it leaves model and state as they are."""
+        if self.after is None:
+            return
+        present, away = self._participation.of(self.transport.sites())
+        models = {site: standing.models.get(site, standing.model) for site in present}
+        last = Round(self.rounds, self.rounds)
+        with self._backlog.while_sites(Beside.EVALUATION):
+            found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
+        rejected = by_site(rejections + self._participation.absent(away))
+        self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
     def _results(self, models: Mapping[str, StateDict]) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
         """Site -> its accepted results of the model that it is sent, and the rejections."""

@@ -17,8 +17,11 @@ from fairflare.core.schema import Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
+from fairflare.federation.after.base import Cases
+from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
+from fairflare.federation.audit import model_hash
 from fairflare.federation.evaluation import Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Answer, Instruction
@@ -54,6 +57,7 @@ class Site:
         tell: called with every finding, whose text is for the people at the site.
         aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
         receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
+        after: what it does after the last round; None: nothing.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Site:
     tell: Callable[[Finding], None] = lambda finding: None
     aggregation: SitePart = field(default_factory=PlainAtSite)
     receives: Mapping[str, Slot] = field(default_factory=dict)
+    after: AfterAtSite | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -128,6 +133,7 @@ class Site:
             "train": self._train,
             "compare": self._compare,
             "evaluate": self._evaluate,
+            **({"calibrate": self._calibrate, "adjust": self._adjust} if self.after is not None else {}),
             **{task: _without_seed(answers) for task, answers in self.aggregation.tasks.items()},
         }
         if instruction.task not in work:
@@ -243,6 +249,32 @@ class Site:
             metrics=shared,
             personal=personal,
         )
+
+    def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
+        """Sums over calibration cases, in the clear or sealed."""
+        assert self.after is not None  # else the task is unknown
+        self._load_own(instruction)
+        leaves = self.aggregation.summed(self.after.sums(self._cases), instruction)
+        return Answer(site=self.name, round=instruction.round.number, **leaves)
+
+    def _adjust(self, instruction: Instruction, seed: int) -> Answer:
+        """Fit with the sums of all sites, and say what came of it."""
+        assert self.after is not None
+        self._load_own(instruction)
+        total = self.aggregation.total(instruction, self.after.step.terms(self.after.shape))
+        found = self.after.adjust(total, self._cases, model_hash(instruction.model))
+        return Answer(site=self.name, round=instruction.round.number, adjusted=found)
+
+    def _load_own(self, instruction: Instruction) -> None:
+        """The model that this site uses: its personal one, where it has one."""
+        own = self._personal(instruction)
+        self.network.load_state_dict(instruction.model if own is None else own)
+
+    def _cases(self, split: SplitName) -> Cases:
+        assert self.after is not None
+        batches = self._examples.fixed(split, self.training.batch_size)
+        condense = self.after.step.condense
+        return Cases(*predict(self.network, batches, self.execution.device, condense, self.stop_if_aborted))
 
     def _personal(self, instruction: Instruction) -> StateDict | None:
         """The personal model that goes with the run's final model; None for any other, which would spoil its file."""

@@ -16,6 +16,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fairflare.build.after import may_leave
 from fairflare.build.assembly import allowed, build_parts
 from fairflare.flare import wire
 from fairflare.flare.places import job_config, vouch_for_code
@@ -80,7 +81,8 @@ class EgressFilter(DXOFilter):
         if self._egress is None:
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
-            self._egress = allowed(build_parts(config, at_site=True), config.secure_sum)
+            parts = build_parts(config, at_site=True)
+            self._egress = may_leave(config, parts, allowed(parts, config.secure_sum))
         metrics = {} if model.metrics == ANSWERED else model.metrics or {}
         found = dataclasses.replace(
             answer_from_model(model, site=""),

@@ -43,7 +43,7 @@ from fairflare.flare.wire import (
 )
 from fairflare.privacy.secure_sum.schemes import NONE
 
-TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", VALIDATE]
+TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust", VALIDATE]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 
 

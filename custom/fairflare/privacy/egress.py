@@ -42,6 +42,10 @@ class Egress:
         sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         personal: whether the run's trainer keeps personal models, whose results then leave.
+        sums: raises ValueError unless given proper sums over calibration cases; None: the run has no step after its
+            last round.
+        adjusted: numbers of what came of that step.
+        sealed_sums: how many bytes these sums may have when they are sealed.
     """
 
     model: StateDict
@@ -51,6 +55,9 @@ class Egress:
     sealed: range = range(0)
     tensors: Mapping[str, Slot] = field(default_factory=dict)
     personal: bool = False
+    sums: Callable[[Any], Any] | None = None
+    adjusted: tuple[Number, ...] = ()
+    sealed_sums: range = range(0)
 
     def check(self, task: str, answer: Answer) -> None:
         """Raise EgressRefused unless every field of an answer to ``task`` is on the list; masks come after this."""
@@ -76,14 +83,25 @@ class Egress:
         return "weigh" if self.sealed else "train"
 
     def _check_sealed(self, sealed: Any, field: _Field) -> None:
-        """A key and its proof in answer to "preflight", sealed numbers in answer to "sum", else nothing."""
-        names = {"preflight": PROOF, "sum": ("sum",)}.get(field.task, ())
+        """A key and its proof in answer to "preflight", sealed numbers to "sum" and "calibrate", else nothing."""
+        names = {"preflight": PROOF, "sum": ("sum",), "calibrate": ("sum",)}.get(field.task, ())
+        sizes = self.sealed_sums if field.task == "calibrate" else self.sealed
         _check_names("sealed", sealed, names if field.here else ())
         for name, value in sealed.items():
-            if name == "sum" and (type(value) is not bytes or len(value) not in self.sealed):
+            if name == "sum" and (type(value) is not bytes or len(value) not in sizes):
                 raise EgressRefused("sealed numbers: not bytes, or too many")
             if name != "sum" and not _is_proof(name, value):
                 raise EgressRefused(f"sealed {name}: not a key or its proof")
+
+    def _check_sums(self, value: Any, field: _Field) -> None:
+        if value is None:
+            return
+        if not field.here or self.sums is None:
+            raise EgressRefused("sums: not in this exchange or this run")
+        try:
+            self.sums(value)
+        except ValueError as error:
+            raise EgressRefused(f"sums: {error}") from None
 
     def _check_count(self, value: Any, field: _Field) -> None:
         if value is not None:
@@ -229,5 +247,7 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     "statement": lambda egress, value, field: _check_statement(value),
     "seconds": lambda egress, value, field: _check_numbers("seconds", value, field.bounds(PHASES)),
     "sealed": Egress._check_sealed,
+    "sums": Egress._check_sums,
+    "adjusted": lambda egress, value, field: check_scalars(value, egress.adjusted if field.here else ()),
 }
 """Kind -> the check of a value before it leaves; what is of a kind that is not here cannot leave."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.settings import flat
+from fairflare.report.after import after_sections
 from fairflare.report.fairness import describe, mean
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
@@ -44,9 +45,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     Returns:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
-        per site), contributions, test_sets, preflight, personal (see there) and groups (None where the run has none),
-        numbers of the sites (``numbers.number_sections``), notes of the rule (``notes.note_sections``), timing,
-        traffic, provenance and caveats; counted: "personal" where the results are those of the sites' own models.
+        per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``) and
+        groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
+        (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
+        those of the sites' own models.
     """
     trail = read_trail(entries)
     about = config.get("about") or {}
@@ -76,6 +78,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         },
         "preflight": preflight_section(trail),
         "personal": personal_section(trail, sites, headline, higher),
+        "after": after_sections(trail, sites),
         "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),

@@ -24,6 +24,7 @@ class Trail:
         rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
         resumes: the "resume" records in their order.
         evaluation: the last "evaluation" after the last resume, else empty.
+        after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
         finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
@@ -34,6 +35,7 @@ class Trail:
     rounds: list[Entry] = field(default_factory=list)
     resumes: list[Entry] = field(default_factory=list)
     evaluation: Entry = field(default_factory=dict)
+    after: dict[str, Entry] = field(default_factory=dict)
     finish: Entry = field(default_factory=dict)
     n_entries: int = 0
     head: str | None = None
@@ -84,7 +86,9 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation = trail.finish = {}
+            trail.evaluation, trail.finish, trail.after = {}, {}, {}
+        elif event == "after":
+            trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
         elif event in ("evaluation", "finish"):
             setattr(trail, event, record)
     trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]

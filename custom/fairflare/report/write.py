@@ -194,7 +194,7 @@ def _check_reports(folder: Path, run_history: RunHistory) -> None:
             raise UserError(f"{name}: is not the report that {AUDIT} records; {again}")
     if not record["of"]:
         return
-    if run_history.finish and record["of"] != run_history.finish["hash"]:
+    if run_history.finish and record["of"] != run_history.last["hash"]:
         raise UserError(f"{REPORT}: was made before the run ended; {again}")
     provenance = (read_json(folder / REPORT).get("detail") or {}).get("provenance") or {}
     if provenance.get("chain_head") != record["of"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.types import Info, Reply, Round
+from fairflare.core.types import Info, Reply, Round, StateDict
 from fairflare.federation.checks import Rejection
 from fairflare.federation.gate import Gate, Verdict
 from fairflare.federation.messages import Transport
@@ -55,6 +55,21 @@ class Combined:
     exchanged: float
 
 
+@dataclass(frozen=True)
+class Total:
+    """Numbers summed over sites.
+
+    Attributes:
+        sites: those in the sum, sorted.
+        told: fields of the instruction that tells each of them the sum.
+        rejections: of the others that were asked.
+    """
+
+    sites: list[str]
+    told: Mapping[str, Any]
+    rejections: list[Rejection]
+
+
 class Aggregation(Protocol):
     """The server's part."""
 
@@ -66,6 +81,24 @@ class Aggregation(Protocol):
 
         Raises:
             RunFailed: too few accepted sites.
+        """
+
+    def total(
+        self,
+        transport: Transport,
+        models: Mapping[str, StateDict],
+        round: Round,
+        check: Callable[[Answer], list[float]],
+        terms: int,
+    ) -> Total:
+        """Ask for sums over calibration cases ("calibrate") and add them.
+
+        Args:
+            transport: reaches the sites.
+            models: site -> the model whose outputs the cases are of.
+            round: the run's last one.
+            check: the sums of an answer in the clear, as they may be added; raises Refused.
+            terms: numbers that each site has.
         """
 
 
@@ -81,6 +114,12 @@ class SitePart(Protocol):
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """What leaves of a complete answer to "train"."""
+
+    def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
+        """The fields of the answer to "calibrate" that hold a site's sums; raises SumRefused."""
+
+    def total(self, instruction: Instruction, terms: int) -> list[float]:
+        """The sums of all sites that "adjust" tells; raises SumRefused or ValueError."""
 
     def masks(self, answer: Answer) -> bool:
         """Whether the update in ``answer`` must not leave before ``final`` has masked it."""

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.types import Reply, StateDict
-from fairflare.federation.aggregation.base import Combined, Trained
-from fairflare.federation.checks import Rejection, silent
+from fairflare.core.types import Reply, Round, StateDict
+from fairflare.federation.aggregation.base import Combined, Total, Trained
+from fairflare.federation.checks import Rejection, check_tag, first_good, left_out, silent
+from fairflare.federation.messages import Transport
 
 
 class Plain:
@@ -39,6 +41,26 @@ class Plain:
         outcome = rule.aggregate(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
         return Combined(verdict, outcome, answers, exchanged)
 
+    def total(
+        self,
+        transport: Transport,
+        models: Mapping[str, StateDict],
+        round: Round,
+        check: Callable[[Answer], list[float]],
+        terms: int,
+    ) -> Total:
+        """Each site's sums in the clear, added exactly and rounded once, as sums in secret are."""
+
+        def tagged(answer: Answer) -> list[float]:
+            check_tag(answer, round.number)
+            return check(answer)
+
+        asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
+        answers = list(transport.exchange(asked))
+        found, refused, _ = first_good(answers, tagged)
+        sums = {str(i): math.fsum(own[i] for own in found.values()) for i in range(terms)}
+        return Total(sorted(found), {"orders": sums}, left_out(refused, found) + silent(asked, answers))
+
 
 class PlainAtSite:
     """A site's part: its answers leave as they are."""
@@ -55,6 +77,16 @@ class PlainAtSite:
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """The whole answer."""
         return answer
+
+    def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
+        """The sums themselves."""
+        return {"sums": sums}
+
+    def total(self, instruction: Instruction, terms: int) -> list[float]:
+        """As the server says."""
+        if set(instruction.orders) != {str(i) for i in range(terms)}:
+            raise ValueError(f"adjust: expected {terms} sums")
+        return [float(instruction.orders[str(i)]) for i in range(terms)]
 
     def masks(self, answer: Answer) -> bool:
         """Never."""

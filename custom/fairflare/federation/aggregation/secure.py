@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairflare.core.schema import Answer
-from fairflare.federation.aggregation.base import Combined, Trained
+from fairflare.core.types import Round, StateDict
+from fairflare.federation.aggregation.base import Combined, Total, Trained
 from fairflare.federation.aggregation.server_sums import ServerSums, Summed
 from fairflare.federation.checks import Rejection
 from fairflare.federation.gate import Verdict
+from fairflare.federation.messages import Transport
 from fairflare.federation.norms import SUM, norms_of
 from fairflare.rules.base import added_whole
 
@@ -41,6 +43,17 @@ class Secure:
         trained.require_quorum(verdict)
         assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
         return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
+
+    def total(
+        self,
+        transport: Transport,
+        models: Mapping[str, StateDict],
+        round: Round,
+        check: Callable[[Answer], list[float]],
+        terms: int,
+    ) -> Total:
+        """The sealed sums of all sites, which each of them adds up; nothing can be checked of a single one."""
+        return self.sums.numbers(transport, models, round, terms)
 
 
 def _verdict(summed: Summed, trained: Trained) -> Verdict:

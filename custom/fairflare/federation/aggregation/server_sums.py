@@ -12,6 +12,7 @@ import torch
 from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
 from fairflare.core.stored import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
+from fairflare.federation.aggregation.base import Total
 from fairflare.federation.checks import (
     Refused,
     Rejection,
@@ -27,9 +28,10 @@ from fairflare.federation.checks import (
 from fairflare.federation.gate import reply_of
 from fairflare.federation.messages import Transport
 from fairflare.privacy.secure_sum.keys import PROOF
-from fairflare.privacy.secure_sum.pairwise import combine_updates
+from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
 from fairflare.privacy.secure_sum.ring import Ring, Scale
+from fairflare.privacy.secure_sum.schemes import masked_sizes
 
 T = TypeVar("T")
 
@@ -114,6 +116,31 @@ class ServerSums:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
+    def numbers(self, transport: Transport, models: Mapping[str, StateDict], round: Round, terms: int) -> Total:
+        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have.
+
+        Args:
+            transport: reaches the sites.
+            models: site -> the model that the numbers are about, one object for all.
+            round: the run's last one.
+            terms: numbers of a site.
+        """
+        sizes = masked_sizes(terms)
+        roster = sorted(site for site in models if site in self.statements)
+        rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
+        model = next(iter(models.values()), NOTHING)
+
+        def check(answer: Answer) -> bytes:
+            return _sealed_bytes(answer, sizes)
+
+        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model)
+        rejections += lost
+        total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
+        if total is None:
+            return Total([], {}, rejections)
+        statements = {site: self.statements[site] for site in roster}
+        return Total(roster, {"sealed": {"sums": total, "attempt": 0, "statements": statements}}, rejections)
+
     def _ask(
         self,
         transport: Transport,
@@ -122,6 +149,7 @@ class ServerSums:
         round: Round,
         check: Callable[[Answer], T],
         content: Mapping[str, Any],
+        model: StateDict | None = None,
     ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way."""
         rejections: list[Rejection] = []
@@ -130,7 +158,7 @@ class ServerSums:
             if len(roster) < self.least:
                 break
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
-            asked = {site: Instruction(task, round, NOTHING, sealed=sealed) for site in roster}
+            asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
             found, refused, _ = first_good(answers, lambda answer: _tagged(answer, round, check))
             rejections += left_out(refused, found) + silent(asked, answers)
@@ -151,14 +179,18 @@ class ServerSums:
         return True
 
     def _sealed(self, answer: Answer) -> bytes:
-        sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
-        if not isinstance(sealed, bytes) or len(sealed) not in self.sizes:
-            raise Refused("malformed", "sum: expected sealed numbers")
-        return sealed
+        return _sealed_bytes(answer, self.sizes)
 
 
 NOTHING: StateDict = {}
 """One object: sites that are sent the same share a message."""
+
+
+def _sealed_bytes(answer: Answer, sizes: range) -> bytes:
+    sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
+    if not isinstance(sealed, bytes) or len(sealed) not in sizes:
+        raise Refused("malformed", "sum: expected sealed numbers")
+    return sealed
 
 
 def _tagged(answer: Answer, round: Round, check: Callable[[Answer], T]) -> T:

@@ -13,7 +13,7 @@ from fairflare.federation.audit import model_hash
 from fairflare.federation.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import mask_update
+from fairflare.privacy.secure_sum.pairwise import MaskedSums, mask_update
 from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
 from fairflare.privacy.secure_sum.ring import Ring, Scale
 from fairflare.rules.base import SummedRule
@@ -49,6 +49,7 @@ class SiteSums:
     ) -> None:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
+        self._counts, self._counted = MaskedSums(keys), Rosters(keys.site, least)
         self._federation, self._ring = federation, ring or Ring()
         self._scales: dict[str, Scale] = {}
         self._weight = 0.0
@@ -117,6 +118,20 @@ class SiteSums:
         elif self._opened != (held.round, sealed):
             raise SumRefused("a second sum of one round")  # two weighted updates would tell their weights' ratio
         return self._weighted
+
+    def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
+        """The sums behind masks that depend on the model: of one model only; raises SumRefused."""
+        content = (self._federation, model_hash(instruction.model), instruction.round.total)
+        order = _order(instruction, fingerprint("calibrate", *content))
+        if self._counted.last is not None and self._counted.last.bound != order.bound:
+            raise SumRefused("a second model to calibrate")
+        self._keys.check(order)
+        self._counted.admit(order)
+        return {"sealed": self._counts.seal(sums, order)}
+
+    def total(self, instruction: Instruction, terms: int) -> list[float]:
+        """Everyone's sums, added up here."""
+        return self._counts.open(instruction.sealed["sums"], terms)
 
     def masks(self, answer: Answer) -> bool:
         """Every update, whatever it is an answer to."""

@@ -49,6 +49,11 @@ def sealed_sizes(name: str, terms: int) -> range:
         return range(0)
     if name == "ckks":
         return range(1, CIPHERTEXT)
+    return masked_sizes(terms)
+
+
+def masked_sizes(terms: int) -> range:
+    """How many bytes ``terms`` numbers may have that masks hide."""
     numbers = terms * masks.SIZE
     return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare after``: a step after the last round of a run that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare.app.folders import is_run, opened
+from fairflare.build.after_run import step_after
+from fairflare.build.config import RunConfig, with_step
+from fairflare.core.errors import UserError
+from fairflare.federation.audit import AuditLog
+from fairflare.federation.files import AUDIT, CONFIG, read_json
+from fairflare.federation.history import read_final, read_standing
+from fairflare.report.write import verified_run, write_report
+
+
+def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
+
+    Args:
+        folder: of a run that is complete.
+        step: "recalibrate" or "conformal".
+        values: its settings by name.
+
+    Raises:
+        UserError: there is no such run, it is of other machines, or the step does not fit its task.
+        RunFailed: a site's data have errors.
+    """
+    if not folder.is_dir() or not is_run(folder):
+        raise UserError(f"{folder}: expected the folder of a run")
+    with opened(folder):
+        run_history, _ = verified_run(folder)
+        described = read_json(folder / CONFIG)
+        if described.get("env") not in ("local", "sim"):
+            raise UserError(f"{folder}: its sites' data are elsewhere; run it with --set after={step}")
+        config = with_step(RunConfig.from_json(described), step, values)
+        model, standing = read_final(folder, run_history), read_standing(folder, run_history)
+        if not run_history.completed or model is None or standing is None:
+            raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+        found = step_after(config, folder, model, standing.models, standing.declared)
+        AuditLog(folder / AUDIT).append("after", **found, model_sha256=run_history.finish["model_sha256"])
+        return write_report(folder)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every step after the last round is: sums of calibration cases, and what a site makes of its own and of all."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fairflare.core.types import MOST_EXAMPLES, Number
+from fairflare.core.validation import Range
+
+Array = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
+Fit = Mapping[str, float]
+"""Name -> value of what was fitted; empty: there was not enough to fit it from."""
+CALIBRATION = Literal["val", "train"]
+BY = Literal["site", "group"]
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A site's cases of one split, condensed (see ``AfterStep.condense``).
+
+    Attributes:
+        outputs: float64 (N, ...).
+        targets: (N, ...).
+        members: (N,) index of each case's group, -1 where it is in none.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    members: Tensor
+
+    @property
+    def n(self) -> int:
+        """How many; none where an output is not finite, as of a model that has diverged."""
+        return len(self.targets) if bool(torch.isfinite(self.outputs).all()) else 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What server and sites know alike of a task.
+
+    Attributes:
+        classes: their number.
+        class_labels: whether every case has one class; False for masks.
+        groups: names of the run's groups.
+    """
+
+    classes: int
+    class_labels: bool
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AfterStep(ABC):
+    """A frozen dataclass of parameters whose methods are pure.
+
+    Attributes:
+        by: who gets parameters of its own: each "site", from its own cases and those of all, or each "group" of
+            patients, from the cases of all sites.
+        split: the calibration cases: "val", or "train" where there are no others. On cases that a model was trained on
+            it looks better than it is.
+    """
+
+    stages: ClassVar[tuple[str, ...]]
+    """What is compared on the test split, in its order; "own" is the last."""
+    parameters: ClassVar[Mapping[str, tuple[float, float, str]]]
+    """Name of a fitted number -> its least and largest value, and its meaning."""
+    metrics: ClassVar[Mapping[str, tuple[float, float, str]]]
+    """Name of a mean over test cases -> the same."""
+
+    partial: ClassVar[tuple[str, ...]] = ()
+    """Metrics that only some cases have; their number is sent too."""
+
+    by: BY = "site"
+    split: CALIBRATION = "val"
+
+    @abstractmethod
+    def missing(self, shape: Shape) -> str:
+        """What the task lacks for this step, in words that end a sentence; empty when nothing is missing."""
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept of one batch of outputs (N, ...) and targets."""
+        return outputs.double(), targets
+
+    @abstractmethod
+    def length(self, shape: Shape) -> int:
+        """Numbers in one row of sums."""
+
+    @abstractmethod
+    def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
+        """(length,) finite and >= 0, the number of cases first: sums over the chosen cases."""
+
+    @abstractmethod
+    def proper(self, row: Array, shape: Shape) -> bool:
+        """Whether ``row``, finite and >= 0, can be the sums of one site."""
+
+    @abstractmethod
+    def shared(self, total: Array, shape: Shape) -> Fit:
+        """What follows from the sums of all sites for everyone; pure, the same at server and sites."""
+
+    @abstractmethod
+    def own(self, cases: Cases, chosen: Chosen, total: Array, shape: Shape) -> tuple[Fit, str]:
+        """What a site fits for itself, and a remark ("": none)."""
+
+    @abstractmethod
+    def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:
+        """Metric -> (N,) value of each case, nan where it has none.
+
+        Args:
+            cases: of the test split.
+            stage: one of ``stages``.
+            fits: group's index -> what holds for its cases; -1: for all others.
+            shape: of the task.
+        """
+
+    def reports(self, shape: Shape, *, secure: bool = False) -> tuple[Number, ...]:
+        """The numbers that a site may send of what came of it.
+
+        Args:
+            shape: of the task.
+            secure: whether the run has secure sums: then a site's own parameters stay there.
+        """
+        found = [self._number(f"shared.{name}", bounds) for name, bounds in self.parameters.items()]
+        count = (0.0, float(MOST_EXAMPLES))
+        found.append(Number("n_all", *count, "calibration cases of all"))
+        if not secure:
+            found += [self._number(f"own.{name}", bounds) for name, bounds in self.parameters.items()]
+            found.append(Number("n_calibration", *count, "the site's calibration cases"))
+        means = [self._number(f"{s}.{name}", bounds) for s in self.stages for name, bounds in self.metrics.items()]
+        means.append(Number("n", *count, "cases of the test split"))
+        means += [Number(f"n_{name}", *count, f"cases of the test split that have a {name}") for name in self.partial]
+        per_group = list(means)
+        if self.by == "group":
+            per_group += [n for n in found if n.name.startswith("shared.") or n.name == "n_all"]
+        in_groups = [
+            Number(f"{n.name}/{group}", n.low, n.high, f"{n.meaning}, in the group")
+            for group in shape.groups
+            for n in per_group
+        ]
+        return (*found, *means, *in_groups)
+
+    def rows(self, shape: Shape) -> tuple[str, ...]:
+        """What there is a row of sums of: all cases (""), and with ``by`` "group" each group."""
+        return ("", *shape.groups) if self.by == "group" else ("",)
+
+    def terms(self, shape: Shape) -> int:
+        """Numbers that a site sums up."""
+        return len(self.rows(shape)) * self.length(shape)
+
+    def checked(self, sums: object, shape: Shape, most: float) -> list[float]:
+        """The sums of one site, as they may be added; raises ValueError.
+
+        Args:
+            sums: anything.
+            shape: of the task.
+            most: the most calibration cases that the site can have.
+        """
+        expected = self.terms(shape)
+        if not isinstance(sums, (list, tuple)) or len(sums) != expected or any(type(v) is not float for v in sums):
+            raise ValueError(f"expected {expected} sums")
+        if not all(0 <= value < math.inf for value in sums):
+            raise ValueError("expected finite sums of at least 0")
+        for row in np.array(sums, dtype=np.float64).reshape(-1, self.length(shape)):
+            if row[0] != int(row[0]) or row[0] > most or not self.proper(row, shape):
+                raise ValueError("sums that no cases have")
+        return list(sums)
+
+    @staticmethod
+    def _number(name: str, bounds: tuple[float, float, str]) -> Number:
+        return Number(name, *bounds)
+
+
+Level = Annotated[float, Range(0.001, 0.5)]
+
+
+def fit_of(fits: Mapping[int, Fit], member: int) -> Fit:
+    """What holds for a case of a group: the group's fit, or that of all others."""
+    return fits.get(member) or fits.get(-1, {})

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recalibration or thresholds after the last round came to, at each site and in each group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflare.report.trail import Entry, Trail
+from fairflare.report.values import number
+
+Json = dict[str, Any]
+Numbers = Mapping[str, Any]
+STAGES = {
+    "before": "the model as it is",
+    "shared": "one for all sites",
+    "own": "each its own",
+}
+METRICS = {
+    "brier": "Brier score",
+    "calibration": "Calibration in the large",
+    "log_loss": "Log loss",
+    "risk": "Risk",
+    "size": "Size",
+}
+TITLES = {"recalibrate": "Recalibration", "conformal": "Thresholds by conformal risk control"}
+COUNTS = ("n", "n_calibration", "n_all")
+MARGINAL = (
+    "A threshold for all holds its level on average over new cases of all sites mixed as the calibration cases are; no "
+    "theorem covers the threshold of one site."
+)
+
+
+def after_sections(trail: Trail, sites: Sequence[str]) -> list[Json]:
+    """One section per step that was taken, in the order of the log.
+
+    Args:
+        trail: the run.
+        sites: names, in the order of the rows.
+
+    Returns:
+        step, title, by, split, remark, note; stages and metrics that there are (name -> words); shared: parameters of
+        all (and of groups, by name); rows: site, n, n_calibration, parameters, values (stage -> metric -> mean over
+        the site's test split); groups: the same without parameters, over all sites that may say it; summary: metric ->
+        stage -> mean, worst and worst_site of its absolute values over sites; rejected: site -> why.
+    """
+    return [_section(record, sites) for record in trail.after.values()]
+
+
+def _section(record: Entry, sites: Sequence[str]) -> Json:
+    found: Mapping[str, Numbers] = record.get("sites") or {}
+    stages = {name: words for name, words in STAGES.items() if _has(found, f"{name}.", METRICS)}
+    metrics = {name: words for name, words in METRICS.items() if any(_has(found, f"{s}.", [name]) for s in stages)}
+    rows = [_row(site, found[site], stages, metrics) for site in sites if site in found]
+    return {
+        **{key: record.get(key) for key in ("step", "by", "split", "remark")},
+        "title": TITLES.get(str(record.get("step")), str(record.get("step"))),
+        "note": MARGINAL if record.get("step") == "conformal" else "",
+        "stages": stages,
+        "metrics": metrics,
+        "shared": _parameters(next(iter(found.values()), {}), "shared"),
+        "rows": rows,
+        "groups": _groups(found, stages, metrics),
+        "summary": {metric: {stage: _over_sites(rows, stage, metric) for stage in stages} for metric in metrics},
+        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
+    }
+
+
+def _has(found: Mapping[str, Numbers], stage: str, metrics: Iterable[str]) -> bool:
+    names = {name.partition("/")[0] for numbers in found.values() for name in numbers}
+    return any(f"{stage}{metric}" in names for metric in metrics)
+
+
+def _row(site: str, numbers: Numbers, stages: Mapping[str, str], metrics: Mapping[str, str]) -> Json:
+    return {
+        "site": site,
+        **{name: number(numbers.get(name)) for name in COUNTS},
+        "parameters": _parameters(numbers, "own"),
+        "values": {stage: {metric: number(numbers.get(f"{stage}.{metric}")) for metric in metrics} for stage in stages},
+    }
+
+
+def _parameters(numbers: Numbers, whose: str) -> Json:
+    """Parameter -> its value, or "parameter/group" where each group has one."""
+    means = {f"{stage}.{metric}" for stage in STAGES for metric in METRICS}
+    return {
+        name.partition(".")[2]: number(value)
+        for name, value in sorted(numbers.items())
+        if name.startswith(f"{whose}.") and name.partition("/")[0] not in means
+    }
+
+
+def _groups(found: Mapping[str, Numbers], stages: Mapping[str, str], metrics: Mapping[str, str]) -> list[Json]:
+    """Each group over all sites that may say something of it: means weighted by its cases there."""
+    starts = tuple(f"{stage}.{metric}/" for stage in stages for metric in metrics)
+    names = {name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith(starts)}
+    return [
+        {
+            "group": group,
+            "n": sum(number(numbers.get(f"n/{group}")) or 0.0 for numbers in found.values()),
+            "values": {stage: {m: _pooled(found.values(), stage, m, group) for m in metrics} for stage in stages},
+        }
+        for group in sorted(names)
+    ]
+
+
+def _pooled(sites: Iterable[Numbers], stage: str, metric: str, group: str) -> float | None:
+    pairs = []
+    for numbers in sites:
+        value = number(numbers.get(f"{stage}.{metric}/{group}"))
+        cases = number(numbers.get(f"n_{metric}/{group}", numbers.get(f"n/{group}")))
+        if value is not None and cases:
+            pairs.append((cases, value))
+    total = sum(cases for cases, _ in pairs)
+    return sum(cases * value for cases, value in pairs) / total if total else None
+
+
+def _over_sites(rows: Sequence[Json], stage: str, metric: str) -> Json:
+    values = {row["site"]: abs(v) for row in rows if (v := row["values"][stage][metric]) is not None}
+    worst = max(values, key=lambda site: (values[site], site), default=None)
+    mean = sum(values.values()) / len(values) if values else None
+    return {"mean": mean, "worst": None if worst is None else values[worst], "worst_site": worst}

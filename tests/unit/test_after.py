@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps after the last round: what a site sums up and sends, what the server takes, what both refuse."""
+
+import dataclasses
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.build.config import RunConfig, make_config, with_step
+from fairflare.core.errors import UserError
+from fairflare.core.schema import Answer
+from fairflare.core.types import Round
+from fairflare.federation.after.base import Cases, Shape
+from fairflare.federation.after.conformal import Conformal
+from fairflare.federation.after.recalibrate import Recalibrate
+from fairflare.federation.after.server import After
+from fairflare.federation.after.site import AfterAtSite
+from fairflare.federation.aggregation.plain import Plain, PlainAtSite
+from fairflare.functional.conformal import quantile, rank_of, true_scores
+from fairflare.functional.recalibration import fitted
+from fairflare.functional.risk_control import fewest
+
+BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False)
+GROUPED = Shape(2, True, ("young", "old"))
+
+
+def drawn(n, classes=2, seed=0, off=0.0, members=None):
+    """Cases whose logits are true but for ``off``."""
+    made = np.random.default_rng(seed)
+    logits = made.normal(size=(n, classes))
+    shifted = logits - logits.max(1, keepdims=True)
+    p = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
+    labels = (p.cumsum(1) < made.uniform(size=(n, 1))).sum(1).clip(0, classes - 1)
+    logits[:, -1] -= off
+    where = torch.full((n,), -1) if members is None else torch.as_tensor(members)
+    return Cases(torch.from_numpy(logits), torch.from_numpy(labels), where)
+
+
+def everyone(cases):
+    return np.ones(cases.n, dtype=bool)
+
+
+class TestRecalibrate:
+    def test_the_pooled_line_is_that_of_all_cases_within_a_bin(self):
+        cases = drawn(4000, off=1.0)
+        fit = Recalibrate().shared(Recalibrate().sums(cases, everyone(cases), BINARY), BINARY)
+        z = (cases.outputs[:, 1] - cases.outputs[:, 0]).numpy()
+        exact = fitted(z, cases.targets.numpy().astype(float), slope=True)
+        assert fit["intercept"] == pytest.approx(exact.intercept, abs=0.05)
+        assert fit["slope"] == pytest.approx(exact.slope, abs=0.05)
+        assert fit["intercept"] == pytest.approx(1.0, abs=0.2)
+
+    def test_a_shift_is_taken_back_at_the_site(self):
+        step, cases = Recalibrate(), drawn(400, off=1.5)
+        row = step.sums(cases, everyone(cases), BINARY)
+        fit, _ = step.own(cases, everyone(cases), row, BINARY)
+        new = drawn(4000, seed=1, off=1.5)
+        before, own = (step.values(new, stage, {-1: fit}, BINARY) for stage in ("before", "own"))
+        assert abs(before["calibration"].mean()) > 0.2 > 10 * 0.05 * abs(own["calibration"].mean())
+        assert own["brier"].mean() < before["brier"].mean()
+
+    def test_a_site_of_one_class_stays_finite_and_near_all_others(self):
+        step, cases = Recalibrate(), drawn(200)
+        row = step.sums(cases, everyone(cases), BINARY)
+        one = cases.targets.numpy() == 1
+        fit, remark = step.own(cases, one, row, BINARY)
+        assert all(math.isfinite(v) and abs(v) < 10 for v in fit.values()) and "10 of each class" in remark
+        assert fit["intercept"] > step.shared(row, BINARY)["intercept"]
+
+    def test_one_class_everywhere_changes_nothing(self):
+        step, cases = Recalibrate(), drawn(200)
+        one = cases.targets.numpy() == 1
+        row = step.sums(cases, one, BINARY)
+        assert step.shared(row, BINARY) == {}
+        assert step.own(cases, one, row, BINARY) == ({}, "no calibration cases of both classes anywhere")
+        before, own = (step.values(cases, stage, {-1: {}}, BINARY) for stage in ("before", "own"))
+        np.testing.assert_allclose(own["brier"], before["brier"])
+
+    def test_more_classes_have_a_temperature(self):
+        step = Recalibrate()
+        cases = dataclasses.replace(sharp := drawn(3000, classes=4), outputs=3.0 * sharp.outputs)
+        row = step.sums(cases, everyone(cases), FOUR)
+        assert step.proper(row, FOUR)
+        assert step.shared(row, FOUR)["temperature"] == pytest.approx(3.0, rel=0.1)
+        fit, _ = step.own(cases, everyone(cases), row, FOUR)
+        assert fit["temperature"] == pytest.approx(3.0, rel=0.1)
+        before, own = (step.values(cases, stage, {-1: fit}, FOUR) for stage in ("before", "own"))
+        assert before["calibration"].mean() > 0.1 > 4 * abs(own["calibration"].mean())
+
+    def test_masks_are_refused(self):
+        assert "masks" in Recalibrate().missing(MASKS) and not Recalibrate().missing(FOUR)
+
+
+class TestConformal:
+    def test_sets_hold_the_rank_of_split_conformal_on_the_grid(self):
+        """The least lambda with R + 1/(n+1) <= alpha is the ceil((n+1)(1-alpha))-th score, rounded up to the grid."""
+        step, cases = Conformal(alpha=0.1), drawn(300, classes=4)
+        fit = step.shared(step.sums(cases, everyone(cases), FOUR), FOUR)
+        scores = true_scores(cases.outputs.softmax(1).numpy(), cases.targets.numpy())
+        exact = quantile(scores, rank_of(300, 0.1))
+        # R + 1/(n+1) is above n/(n+1) R + 1/(n+1): one score more at most.
+        assert exact <= fit["threshold"] <= quantile(scores, rank_of(300, 0.1) + 1) + 1 / 200
+
+    def test_missed_cases_of_the_second_class_stay_below_the_level(self):
+        step, cases = Conformal(alpha=0.2, loss="missed"), drawn(500)
+        row = step.sums(cases, everyone(cases), BINARY)
+        assert row[0] == cases.targets.sum()
+        values = step.values(cases, "own", {-1: step.shared(row, BINARY)}, BINARY)
+        assert np.nanmean(values["risk"]) <= 0.2 and np.isnan(values["risk"]).sum() == (cases.targets == 0).sum()
+        assert 0 < values["size"].mean() < 1
+
+    def test_too_few_cases_are_said_and_never_a_set_of_everything(self):
+        step, few = Conformal(alpha=0.1), drawn(8)
+        row = step.sums(few, everyone(few), BINARY)
+        assert fewest(0.1) == 9 and step.shared(row, BINARY) == {}
+        assert step.own(few, everyone(few), row, BINARY) == ({}, "all sites together need 9 cases")
+        assert np.isnan(step.values(few, "own", {-1: {}}, BINARY)["risk"]).all()
+        many = drawn(100, seed=2)
+        of_all = step.sums(many, everyone(many), BINARY)
+        alone = Conformal(alpha=0.1, shrinkage=0)
+        fit, remark = alone.own(few, everyone(few), of_all, BINARY)
+        assert fit == alone.shared(of_all, BINARY) and remark == "needs 9 cases for a threshold from its own alone"
+
+    def test_masks_lose_the_share_of_a_structure(self):
+        logits = torch.full((1, 2, 4, 4), -9.0)
+        logits[0, 0, :2], logits[0, 0, 2] = 9.0, math.log(0.3 / 0.7)
+        truth = torch.zeros(1, 2, 4, 4, dtype=torch.uint8)
+        truth[0, 0, :3] = 1
+        step = Conformal(loss="missed")
+        outputs, present = step.condense(logits, truth)
+        cases = Cases(outputs, present, torch.tensor([-1]))
+        row = step.sums(cases, everyone(cases), MASKS)
+        assert row[0] == 1 and step.proper(row, MASKS)
+        at = {lam: row[1 + round(200 * lam)] for lam in (0.5, 0.69, 0.7, 1.0)}
+        assert at == {0.5: pytest.approx(1 / 3), 0.69: pytest.approx(1 / 3), 0.7: 0.0, 1.0: 0.0}
+        nothing = step.sums(Cases(outputs, torch.tensor([False]), torch.tensor([-1])), everyone(cases), MASKS)
+        assert nothing[0] == 0
+
+    def test_what_does_not_fit_is_refused(self):
+        assert "two classes" in Conformal(loss="missed").missing(FOUR)
+        assert "masks" in Conformal(loss="sets").missing(MASKS)
+        assert not Conformal().missing(MASKS) and not Conformal().missing(FOUR)
+
+
+STEPS = [Recalibrate(), Conformal(), Recalibrate(by="group"), Conformal(by="group")]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_sums_of_few_cases_do_not_leave(step):
+    cases = drawn(50, members=[0] * 30 + [1] * 12 + [-1] * 8)
+    sums = AfterAtSite(step, GROUPED, min_count=20).sums(lambda split: cases)
+    counts = np.array(sums).reshape(-1, step.length(GROUPED))[:, 0].tolist()
+    # 12 and 8 hide each other: together they reach 20.
+    assert counts == ([50.0] if step.by == "site" else [50.0, 30.0, 0.0])
+    assert not any(AfterAtSite(step, GROUPED, min_count=51).sums(lambda split: cases))
+    assert not any(AfterAtSite(step, GROUPED, min_count=None).sums(lambda split: cases))
+    lonely = drawn(50, members=[0] * 38 + [1] * 12)
+    sums = AfterAtSite(step, GROUPED, min_count=20).sums(lambda split: lonely)
+    counts = np.array(sums).reshape(-1, step.length(GROUPED))[:, 0].tolist()
+    assert counts == ([50.0] if step.by == "site" else [50.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("step", STEPS)
+class TestAtTheSite:
+    def test_sums_of_a_site_are_proper(self, step):
+        cases = drawn(50)
+        sums = AfterAtSite(step, GROUPED, min_count=20).sums(lambda split: cases)
+        assert step.checked(sums, GROUPED, 500) == sums and sums[0] == 50
+
+    def test_what_leaves_is_declared(self, step):
+        cases = drawn(400, members=np.arange(400) % 2)
+        for secure in (False, True):
+            site = AfterAtSite(step, GROUPED, secure=secure)
+            found = site.adjust(site.sums(lambda split: cases), lambda split: cases, "m")
+            known = {number.name: number for number in step.reports(GROUPED, secure=secure)}
+            assert set(found) <= set(known)
+            assert all(known[name].low <= value <= known[name].high for name, value in found.items())
+            own = [f"own.{name}" for name in step.parameters]
+            assert any(name in found for name in own) == (not secure and step.by == "site")
+
+    def test_a_model_that_has_diverged_has_nothing_to_say(self, step):
+        cases = dataclasses.replace(drawn(50), outputs=torch.full((50, 2), math.nan, dtype=torch.float64))
+        site = AfterAtSite(step, GROUPED)
+        sums = site.sums(lambda split: cases)
+        assert not any(sums)
+        assert set(site.adjust(sums, lambda split: cases, "m")) <= {"n", "n_all", "n_all/young", "n_all/old"}
+
+    @pytest.mark.parametrize("factor", [-1.0, 0.5, math.nan, math.inf, 1e12])
+    def test_sums_that_no_cases_have_are_refused(self, step, factor):
+        cases = drawn(51)
+        sums = AfterAtSite(step, GROUPED, min_count=1).sums(lambda split: cases)
+        for wrong in ([factor * v for v in sums], sums[:-1], [*sums, 0.0], {"0": 1.0}, [str(v) for v in sums], None):
+            with pytest.raises(ValueError):
+                step.checked(wrong, GROUPED, 500)
+
+
+class Sites:
+    """A transport over parts of sites; ``answers`` replaces what one of them says."""
+
+    def __init__(self, parts, cases, answers=()):
+        self.parts, self.cases, self.answers = parts, cases, dict(answers)
+
+    def sites(self):
+        return sorted(self.parts)
+
+    def exchange(self, instructions):
+        for name, one in instructions.items():
+            if (name, one.task) in self.answers:
+                if (answer := self.answers[name, one.task]) is not None:
+                    yield answer
+                continue
+            part, own = self.parts[name], partial(self.own, name)
+            if one.task == "calibrate":
+                yield Answer(name, one.round.number, sums=part.sums(own))
+            else:
+                total = PlainAtSite().total(one, part.step.terms(part.shape))
+                yield Answer(name, one.round.number, adjusted=part.adjust(total, own, "m"))
+
+    def own(self, name, split):
+        return self.cases[name]
+
+
+def federated(step, answers=()):
+    parts = {name: AfterAtSite(step, BINARY) for name in "abc"}
+    cases = {name: drawn(40 + 20 * i, seed=i, off=i) for i, name in enumerate("abc")}
+    after = After("recalibrate", step, BINARY)
+    transport = Sites(parts, cases, answers)
+    return after.run(transport, Plain(), dict.fromkeys("abc", {}), Round(2, 2), dict.fromkeys("abc", 100)), cases
+
+
+@pytest.mark.parametrize("step", [Recalibrate(), Conformal()])
+@pytest.mark.parametrize(
+    "task, answer, code",
+    [
+        ("calibrate", None, "no_answer"),
+        ("calibrate", Answer("b", 2, error="DataError"), "site_error"),
+        ("calibrate", Answer("b", 1, sums=[0.0]), "stale"),
+        ("calibrate", Answer("b", 2, sums=[0.0]), "sums"),
+        ("calibrate", Answer("b", 2, sums=[1001.0] + [0.0] * 10), "sums"),
+        ("adjust", None, "no_answer"),
+        ("adjust", Answer("b", 2, adjusted={"age": 91.0}), "scalar_unknown"),
+        ("adjust", Answer("b", 2, adjusted={"shared.brier": 1e9, "shared.risk": 1e9}), "scalar_unknown"),
+        ("adjust", Answer("b", 2, adjusted={"n": math.nan}), "scalar_nonfinite"),
+        ("adjust", Answer("b", 2, adjusted={"n": -1.0}), "scalar_range"),
+    ],
+)
+def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, answer, code):
+    (found, rejections), _ = federated(step, {("b", task): answer})
+    assert [(r.site, r.code) for r in rejections] == [("b", code)] and "91" not in rejections[0].detail
+    assert set(found["sites"]) == {"a", "c"}
+    assert found["sites"]["a"]["n_all"] == (120 if task == "calibrate" else 180)
+
+
+@pytest.mark.parametrize("step", [Recalibrate(), Conformal()])
+class TestAtTheServer:
+    def test_the_sums_of_all_reach_all(self, step):
+        (found, rejections), cases = federated(step)
+        together = Cases(
+            *(torch.cat(parts) for parts in zip(*((c.outputs, c.targets, c.members) for c in cases.values())))
+        )
+        expected = step.shared(step.sums(together, everyone(together), BINARY), BINARY)
+        assert not rejections and set(found["sites"]) == set("abc")
+        for numbers in found["sites"].values():
+            assert numbers["n_all"] == 180
+            assert {name: numbers[f"shared.{name}"] for name in expected} == pytest.approx(expected)
+
+    def test_more_cases_than_can_be_are_refused(self, step):
+        most = 1000.0
+        row = [most + 1] + [0.0] * (step.terms(BINARY) - 1)
+        with pytest.raises(ValueError):
+            step.checked(row, BINARY, most)
+
+
+class TestConfiguration:
+    def test_a_run_without_a_step_says_nothing_of_one(self):
+        assert not {"after", "after_settings"} & make_config("fedavg", "heart").to_json().keys()
+
+    def test_settings_have_an_owner_and_survive_a_file(self):
+        values = {"after": "conformal", "after.alpha": "0.2", "loss": "missed"}
+        config = make_config("fedavg", "heart", values=values)
+        assert config.after_settings["alpha"] == 0.2 and config.after_settings["loss"] == "missed"
+        assert RunConfig.from_json(config.to_json()) == config
+        assert with_step(make_config("fedavg", "heart"), "conformal", {"alpha": 0.2, "loss": "missed"}) == config
+
+    @pytest.mark.parametrize(
+        "task, values, words",
+        [
+            ("heart", {"after": "magic"}, "after: expected one of none, recalibrate, conformal"),
+            ("heart", {"after.alpha": 0.1}, "after.alpha"),
+            ("heart", {"after": "conformal", "after.alpha": 0.9}, "after.alpha: expected a number from 0.001 to 0.5"),
+            ("heart", {"after": "conformal", "after.by": "group"}, "known of a new patient"),
+            ("heart", {"after": "conformal", "after.by": "group", "group_by": "none"}, "the run has no groups"),
+            ("brain-seg:small", {"after": "recalibrate"}, "masks"),
+            ("digits:small", {"after": "conformal", "after.loss": "missed"}, "two classes"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_in_a_line(self, task, values, words):
+        with pytest.raises(UserError) as error:
+            make_config("fedavg", task, values=values)
+        assert words in str(error.value) and "\n" not in str(error.value)
