@@ -13,7 +13,10 @@ from plugin_files import loaded, paths
 
 KILLING = Path(__file__).parents[1] / "killing.py"
 SGD = ("optimizer=sgd", "momentum=0", "weight_decay=0", "lr=0.05", "batch_size=64")
-SETTINGS = {"scaffold": SGD, "fedproto": ("lr=0.01", "batch_size=64"), "solo": ("lr=0.01", "batch_size=64")}
+SLOW = ("lr=0.01", "batch_size=64")
+SETTINGS = {"scaffold": SGD, "fedproto": SLOW, "echo": SLOW, "solo": SLOW}
+PLUGINS = ("fedproto", "echo")
+"""Of these, those of tests/plugins; the others are the package's."""
 
 
 def command(method):
@@ -35,8 +38,8 @@ def bits(entries):
 
 @pytest.fixture(scope="module")
 def in_process(request, tmp_path_factory):
-    """The method, loaded for its tests, and the bits of its run in this process."""
-    with loaded(request.param):
+    """The method, and the bits of its run in this process."""
+    with loaded(*PLUGINS):
         folder = tmp_path_factory.mktemp(request.param) / "run"
         assert call(*command(request.param), "--out", folder) == 0
         yield request.param, bits(verify(folder / "audit.jsonl"))
@@ -49,7 +52,7 @@ def test_the_same_bits(in_process, tmp_path):
     assert bits(verify_run(tmp_path / "run")) == expected
 
 
-@pytest.mark.parametrize("in_process", ["scaffold", "fedproto"], indirect=True)
+@pytest.mark.parametrize("in_process", ["scaffold", "echo"], indirect=True)
 def test_killed_and_continued(in_process, tmp_path, monkeypatch):
     """A site's process dies when it has trained and kept its memory of round 2; the run is resumed."""
     method, expected = in_process
@@ -57,7 +60,7 @@ def test_killed_and_continued(in_process, tmp_path, monkeypatch):
     kill_one_process(
         [*command(method), "--env", "sim", "--out", folder],
         "sending",
-        (paths(method), str(KILLING)),
+        (paths(*PLUGINS), str(KILLING)),
         tmp_path,
         monkeypatch,
     )

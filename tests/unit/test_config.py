@@ -43,7 +43,20 @@ def test_reference_variant_switches_everything_that_differs():
 def test_trainers_that_exchange_nothing_combine_with_any_rule_that_needs_nothing_of_them():
     for method in sorted(set(registry.methods()) - {"fedufo", "feddyn"}):
         for trainer in ("sgd", "gsam", "fedprox"):
-            assert make_config(method, TASK, values={"trainer": trainer}).trainer == trainer
+            assert make_config(method, TASK, values={"trainer": trainer, "optimizer": "sgd"}).trainer == trainer
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"optimizer": "adam"}, "scaffold: SCAFFOLD expects optimizer=sgd, got adam; any other with trainer.estimate"),
+        ({"optimizer": "sgd", "keep_optimizer": True}, "scaffold: SCAFFOLD expects keep_optimizer=false with momentum"),
+    ],
+)
+def test_a_trainer_that_does_not_suit_the_training_is_refused_with_the_reason(values, words):
+    with pytest.raises(UserError, match=words):
+        make_config("scaffold", TASK, values=values)
+    assert make_config("scaffold", TASK, values={**values, "estimate": "gradient"}).method == "scaffold"
 
 
 def test_gsam_only_runs_no_probe():
@@ -52,7 +65,7 @@ def test_gsam_only_runs_no_probe():
 
 @pytest.mark.parametrize("method", registry.methods())
 def test_round_trip(method):
-    config = make_config(method, TASK, seed=3)
+    config = make_config(method, TASK, seed=3, values={"optimizer": "sgd"})
     again = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert again == config and again.sha256() == config.sha256()
 

@@ -29,7 +29,11 @@ from fairflare.trainers.sgd import PlainTrainer
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
     importlib.import_module(f"fairflare.trainers.{module.name}")
-OPTIONS = {"weighted": [{}, {"weight_sum": "batch"}], "ditto": [{}, {"aggregate": "personal"}]}
+OPTIONS = {
+    "weighted": [{}, {"weight_sum": "batch"}],
+    "ditto": [{}, {"aggregate": "personal"}],
+    "scaffold": [{}, {"estimate": "gradient"}],
+}
 CASES = [(name, options) for name in registry.trainers() for options in OPTIONS.get(name, [{}])]
 READING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select"}
 N, GROUPS = 22, ("a", "b", "c")

@@ -41,7 +41,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     settings = _exactly("settings", owners.full, config.settings)
     made = method_parts(entry, settings, **config.parts)
     training = _exactly("training", dict.fromkeys(registry.parameters(Training), Training), config.training)
-    part(Training, training)
+    if reason := made.trainer.unsuited_to(part(Training, training)):
+        raise UserError(f"{config.method}: {reason}")
     cls = tasks.known(config.task)
     options = _exactly("options", dict.fromkeys(registry.parameters(cls), cls), config.options)
     task = tasks.load(config.task, config.preset, **options)

@@ -191,6 +191,10 @@ class Trainer(ABC):
         """Why this trainer cannot train ``network``, in words that end a sentence; empty where it can."""
         return ""
 
+    def unsuited_to(self, training: Training) -> str:
+        """Why this trainer cannot train as ``training`` says, in words that end a sentence; empty where it can."""
+        return ""
+
     def backward(self, work: LocalWork, objective: Objective, batch: Batch, network: nn.Module | None = None) -> Tensor:
         """Add the gradient of the batch's mean loss to the network's gradients; returns that loss.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small runs of plugins in this process, whole or killed in their second round, and what they end in."""
+"""Small runs in this process, whole or killed in their second round, and what they end in."""
 
 from pathlib import Path
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SCAFFOLD: control variates take each site's own drift out of its local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, zeros_like
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, Info, LocalWork, Reply, StateDict, TensorSpec, Training
+from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
+from fairflare.trainers.base import ServerState, Trainer
+
+OWN = "control"
+"""Key of a site's memory: c_i."""
+
+
+@trainer("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Trainer):
+    """Each step goes along g(y) - c_i + c; c_i+ estimates the site's gradient, c follows the mean of the c_i.
+
+    c += |S|/N sum_k p_k (c_k+ - c_k) over the sites S of a round, of N known ones. Karimireddy et al., ICML 2020,
+    https://arxiv.org/abs/1910.06378, Algorithm 1.
+
+    Args:
+        estimate: "steps": c_i+ = c_i - c + (w^t - y) / (K eta), option II, which holds for SGD alone; with momentum
+            K is the sum of ``steps_taken``. "gradient": c_i+ = grad F_i(w^t) over the whole training split in
+            evaluation mode, option I, under any optimizer, for one more pass.
+        weighting: "uniform" for p_k = 1/|S| as published; "examples" for p_k = n_k / n, as FLamby has it.
+    """
+
+    sends: ClassVar[tuple[TensorSpec, ...]] = (CHANGE,)
+    receives: ClassVar[tuple[TensorSpec, ...]] = (CONTROL,)
+    estimate: Literal["steps", "gradient"] = "steps"
+    weighting: Literal["uniform", "examples"] = "uniform"
+
+    def unsuited_to(self, training: Training) -> str:
+        """Option II divides by the steps' length, which Adam's and a carried velocity's are not."""
+        if self.estimate == "gradient":
+            return ""
+        if training.optimizer != "sgd":
+            return f"SCAFFOLD expects optimizer=sgd, got {training.optimizer}; any other with trainer.estimate=gradient"
+        if training.keep_optimizer and training.momentum:
+            return "SCAFFOLD expects keep_optimizer=false with momentum, or trainer.estimate=gradient"
+        return ""
+
+    def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
+        """The next c; what a site has not sent counts as no change."""
+        n = sum(reply.n_examples for reply in replies)
+        here = len(replies) / max(info.known_sites, len(replies))
+        c = dict(state.get(CONTROL.name, {}))
+        for reply in replies:
+            share = 1 / len(replies) if self.weighting == "uniform" else reply.n_examples / n
+            for key, change in reply.tensors.get(CHANGE.name, {}).items():
+                c[key] = change * (here * share) + c.get(key, 0)
+        return {CONTROL.name: c}
+
+    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
+        """c, the same for every site; nothing before the first round."""
+        return dict(state)
+
+    def setup(self, work: LocalWork) -> None:
+        """c and c_i, zero before the first round."""
+        work.scratch["c"] = _filled(work, work.tensors.get(CONTROL.name, {}))
+        work.scratch["own"] = _filled(work, work.memory.get(OWN, {}))
+        if self.estimate == "gradient":
+            work.scratch["fresh"] = self._whole_gradient(work)
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One corrected step; returns the batch's loss."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(work, objective, batch)
+        for key, parameter in work.network.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad += work.scratch["c"][key] - work.scratch["own"][key]
+        optimizer.step()
+        return loss
+
+    def finish(self, work: LocalWork) -> None:
+        """Keep c_i+ and send its change."""
+        c, own, training = work.scratch["c"], work.scratch["own"], work.training
+        if self.estimate == "gradient":
+            change = {key: fresh - own[key] for key, fresh in work.scratch["fresh"].items()}
+        else:
+            length = training.lr * steps_taken(work.steps, training.momentum)
+            ends = dict(work.network.named_parameters())
+            start = {key: work.received[key].to(y) for key, y in ends.items()}
+            change = {key: mean - c[key] for key, mean in mean_gradients(start, ends, length).items()}
+        work.send_tensors[CHANGE.name] = change
+        work.memory[OWN] = {key: own[key] + change[key] for key in change}
+
+    def _whole_gradient(self, work: LocalWork) -> StateDict:
+        """grad F_i(w^t) over the training split, zero for frozen parameters; leaves the network in training mode."""
+        objective, n = self.objective(work), work.data.size("train")
+        total = _filled(work, {})
+        work.network.eval()
+        for batch in work.data.fixed("train", work.training.batch_size):
+            work.network.zero_grad(set_to_none=True)
+            self.backward(work, objective, batch.to(work.device))
+            for key, parameter in work.network.named_parameters():
+                if parameter.grad is not None:
+                    total[key].add_(parameter.grad, alpha=len(batch.targets) / n)
+        work.network.zero_grad(set_to_none=True)
+        work.network.train()
+        return total
+
+
+def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
+    """``found`` on the device, zero for parameters that it lacks."""
+    return {k: found[k].to(p) if k in found else zeros_like(p) for k, p in work.network.named_parameters()}
