@@ -42,6 +42,31 @@ def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):
     assert code == 0 and json.loads(out) == found and kept.stat().st_mtime_ns == written
 
 
+def test_seeds_coalitions_and_other_methods(tmp_path, capsys):
+    command = ["contribution", "fedavg", "fedavg:weighting=uniform", "--task", "support2:dirichlet", "--sites", "3"]
+    command += ["--rounds", "1", "--seeds", "0,1", "--shapley", "--set", "model=linear", "--set", "batch_size=512"]
+    command += ["--workers", "1", "--json", "--out", tmp_path / "c"]
+    code, out, err = call(capsys, *command)
+    assert code == 0, err
+    found = json.loads(out)
+    names = sorted(path.name for path in (tmp_path / "c").iterdir() if path.is_dir())
+    assert len(names) == 2 * (1 + 3 + 3 + 1) and "only-site-2-seed1" in names
+    assert found["shapley_by"] == {"exact": True, "permutations": None} and "sites" not in found
+    for one in found["runs"]:
+        initial = one["score"] - sum(value["value"] for value in one["shapley"].values())
+        assert 0.2 < initial < 0.8, "the values sum to the score minus that of the initial model"
+        assert list(one["methods"]["fedavg:weighting=uniform"].values()) == pytest.approx([1 / 3] * 3)
+    assert found["together"]["leave_one_out"]["site-1"]["drop"]["n"] == 2
+    log = verify(tmp_path / "c" / "only-site-2-seed1" / "audit.jsonl")
+    assert [list(e["weights"]) for e in log if e["event"] == "round"] == [["site-2"]]
+    again, out, err = call(capsys, *command)
+    assert again == 0 and json.loads(out) == found and err.count("finished before, reused") == len(names)
+    code, _, err = call(capsys, *command, "--set", "selector=share")
+    assert code == 2 and "selector: is what --shapley varies" in err
+    code, _, err = call(capsys, "contribution", "fedavg", "fedavg", "--task", "support2")
+    assert code == 2 and "METHOD: 'fedavg' is given twice" in err
+
+
 def test_shares_by_hand():
     """Scores .8 with all; .7, .8 and .82 without a, b, c: drops .1, 0 and -.02, so that a has it all."""
 

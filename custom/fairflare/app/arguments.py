@@ -180,6 +180,12 @@ def comparison_name(task: str, shared: Mapping[str, Any]) -> str:
     return f"compare-{task.replace(':', '-')}{suffix}"
 
 
+def contribution_name(method: str, task: str, seeds: Sequence[int]) -> str:
+    """The folder's name of a measurement of contributions; several seeds share one."""
+    which = f"seed{seeds[0]}" if len(seeds) == 1 else "seeds"
+    return f"contribution-{folder_name(method)}-{task.replace(':', '-')}-{which}"
+
+
 def _limit(key: str, count: int) -> None:
     if count > MOST_RUNS:
         raise UserError(f"{key}: expected at most {MOST_RUNS}, got {count}")

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare import __version__
-from fairflare.app.arguments import KINDS, comparison_name, on_grid, own_names, parse_pairs, parse_pareto, parse_seeds
+from fairflare.app.arguments import (
+    KINDS,
+    comparison_name,
+    contribution_name,
+    on_grid,
+    own_names,
+    parse_pairs,
+    parse_pareto,
+    parse_seeds,
+)
 from fairflare.app.failures import explained
 from fairflare.app.options import (
     PATH,
@@ -211,14 +220,41 @@ def compare(
 
 
 @cli.command()
-@config_options
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@task_option
+@click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
+@rounds_option
+@sites_option
+@set_option
+@accept_option
+@click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
+@click.option(
+    "--permutations",
+    type=click.IntRange(2, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Orders in which more than 6 sites join.",
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@weights_option
 @workers_option
 @cache_option
 @out_option
 @force_option
 @as_json
 def contribution(
-    config: RunConfig,
+    methods: tuple[str, ...],
+    task: str,
+    seeds: str,
+    rounds: int | None,
+    sites: int | None,
+    pairs: tuple[str, ...],
+    accept: tuple[str, ...],
+    shapley: bool,
+    permutations: int,
+    fixed_data: bool,
+    pretrained_weights: str | None,
     workers: int | None,
     out: Path | None,
     force: bool,
@@ -226,15 +262,20 @@ def contribution(
 ) -> None:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
-    Finished runs found in --out are reused, so that an interrupted measurement goes on where it stopped.
+    With several seeds each site's drop has an interval and a p value. Every further METHOD is run with all
+    sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
+    in --out are reused, so that an interrupted measurement goes on where it stopped.
     """
     from fairflare.app import console
-    from fairflare.app.contribution import measure_contribution
-    from fairflare.build.assembly import site_names
+    from fairflare.app.contribution import Question, measure_contribution
 
-    folder = out or Path("runs") / f"contribution-{config.method}-{config.task}-{config.preset}-seed{config.seed}"
-    found = measure_contribution(config, site_names(config), folder, force=force, workers=workers)
-    console.dump(found) if as_json else console.contribution(found, folder)
+    values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+    choices = {"rounds": rounds, "sites": sites, "values": values}
+    chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
+    folder = out or Path("runs") / contribution_name(methods[0], task, chosen)
+    result = measure_contribution(found, folder, force=force, workers=workers)
+    console.dump(result) if as_json else console.contribution(result, folder)
 
 
 @cli.command()

@@ -55,8 +55,8 @@ def arms(
         for seed in seeds:
             made = partial(make_config, name, task, rounds=rounds, sites=sites, seed=seed, over=own)
             config = made(values=shared)
-            if not fixed_data and _draws(config):
-                config = made(values=shared | {f"task.{DATA_SEED}": data_seed_of(seed)})
+            if drawn := {} if fixed_data else data_values(config, shared, seed):
+                config = made(values=shared | drawn)
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
     return found
@@ -73,6 +73,11 @@ def data_seed_of(seed: int) -> int:
     neighbouring ones may be the same partition.
     """
     return derive(seed, "data") % 10**9
+
+
+def data_values(config: RunConfig, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The setting that draws the data of a seed; {} where the task draws nothing or ``values`` fix it."""
+    return {} if _sets_data_seed(values) or not _draws(config) else {f"task.{DATA_SEED}": data_seed_of(seed)}
 
 
 def _draws(config: RunConfig) -> bool:

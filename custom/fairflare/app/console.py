@@ -24,6 +24,7 @@ from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.log import line
 from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.values import with_half_width
 from fairflare.report.words import differences
 
 out = Console(highlight=False)
@@ -343,26 +344,43 @@ def prepared(found: Mapping[str, Any], dest: Path) -> None:
 
 
 def contribution(found: Mapping[str, Any], folder: Path) -> None:
-    """The table of ``fairflare contribution``: what each site's absence costs, and what the method thought of it."""
-    shown = Table(title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}")
-    for name in (
-        "site",
-        "score without it",
-        "drop",
-        "leave-one-out share",
-        "method's last weight",
-        "share of examples",
-    ):
+    """The table of ``fairflare contribution``: what each site's absence costs, and what the methods thought of it."""
+    together, seeds = found["together"], found["seeds"]
+    method = found["runs"][0]["methods"]
+    own = next(iter(method))
+    shown = Table(
+        title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}, {len(seeds)} seed(s)"
+    )
+    names = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by the interval"]
+    names += ["Shapley value", "Shapley share"] if together["shapley"] else []
+    names += ["method's last weight", "share of examples"]
+    for name in names:
         shown.add_column(name, justify="left" if name == "site" else "right")
-    for row in found["sites"]:
-        keys = ("score_without", "drop", "share", "weight", "data_share")
-        shown.add_row(escape(row["site"]), *(_number(row[key]) for key in keys))
+    for site, one in together["leave_one_out"].items():
+        cells = [with_half_width(one["drop"]), _number(one["drop"]["p_holm"]), _number(one["share"]["mean"])]
+        cells += [one["verdict"] if one["drop"]["low"] is not None else "one seed"]
+        if together["shapley"]:
+            value = together["shapley"][site]
+            cells += [with_half_width(value["value"]), _number(value["share"]["mean"])]
+        for label in (own, "examples"):
+            cells.append(_number(sum(run["methods"][label][site] for run in found["runs"]) / len(seeds)))
+        shown.add_row(escape(site), *map(escape, cells))
     out.print(shown)
-    out.print(f"score with all sites: {_number(found['score'])} (mean over all sites' own test splits)")
-    for name, agreement in found["agreement"].items():
-        numbers = ", ".join(f"{key} {_number(value)}" for key, value in agreement.items())
-        say(f"agreement of {name} with the leave-one-out shares: {numbers}")
+    scores = [run["score"] for run in found["runs"]]
+    out.print(f"score with all sites: {_number(sum(scores) / len(scores))} (mean over all sites' own test splits)")
+    if found["shapley_by"] and not found["shapley_by"]["exact"]:
+        say(f"Shapley values are of {found['shapley_by']['permutations']} drawn orders; JSON has their standard errors")
+    _agreements(together["agreement"])
     say(f"contribution: {folder / 'contribution.json'}")
+
+
+def _agreements(found: Mapping[str, Any]) -> None:
+    words = {"leave_one_out": "leave-one-out", "shapley": "Shapley"}
+    for label, kinds in found.items():
+        for kind, measures in kinds.items():
+            if measures is not None:
+                numbers = ", ".join(f"{name} {_number(value['mean'])}" for name, value in measures.items())
+                say(f"agreement of {label} with the {words[kind]} shares: {numbers}")
 
 
 def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:

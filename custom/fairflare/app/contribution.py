@@ -1,80 +1,207 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each site is worth, measured: the same federation once with all sites and once without each of them."""
+"""What each site is worth, measured: the same federation with all sites, without each of them, and with coalitions.
+
+Coalitions are retrained, not put together from the updates of one run: a coalition's score is then what its sites get
+by themselves, for any rule and trainer, and finished runs are reused one by one. A coalition's sites are those of the
+selector ``list``; whoever is not in it is only evaluated.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.app.comparison import data_values
 from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.folders import check_collection, created, opened
 from fairflare.app.parallel import budget, run_all
 from fairflare.app.runs import run_once
-from fairflare.build.config import RunConfig, checked_config
+from fairflare.app.second_look import initial_scores
+from fairflare.build.assembly import site_names
+from fairflare.build.config import RunConfig, checked_config, make_config
 from fairflare.core.errors import UserError
 from fairflare.federation.state import save_json
-from fairflare.report.agreement import agreement, leave_one_out_shares
+from fairflare.report.agreement import Coalition, agreements, leave_one_out_shares
+from fairflare.report.contribution import coalitions, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 
-ALL, WITHOUT = "all-sites", "without-"
+ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
+MOST_RUNS = 2_000
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is measured.
+
+    Args:
+        method: the one that is trained with and without sites.
+        task: name or name:preset.
+        seeds: at least one.
+        others: methods that are trained with all sites alone, for their weights; "name:key=value" as in ``compare``.
+        shapley: train coalitions, too.
+        permutations: orders that are drawn where there are more than six sites, at least 2.
+        fixed_data: every seed has the preset's own data; as with one seed.
+        choices: rounds, sites and values of ``make_config``.
+    """
+
+    method: str
+    task: str
+    seeds: tuple[int, ...]
+    others: tuple[str, ...] = ()
+    shapley: bool = False
+    permutations: int = 10
+    fixed_data: bool = False
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def config(self, label: str, seed: int, more: Mapping[str, Any] | None = None) -> RunConfig:
+        """A run of the method ``label`` with one seed; ``more``: settings that win."""
+        name, _, own = label.partition(":")
+        over = dict(pair.split("=", 1) for pair in own.split(",") if "=" in pair)
+        made = partial(make_config, name, self.task, seed=seed, over=over | dict(more or {}))
+        rest = {key: value for key, value in self.choices.items() if key != "values"}
+        values = dict(self.choices.get("values") or {})
+        config = made(values=values, **rest)
+        if len(self.seeds) > 1 and not self.fixed_data and (drawn := data_values(config, values, seed)):
+            config = made(values=values | drawn, **rest)
+        return config
 
 
 def measure_contribution(
-    config: RunConfig, sites: list[str], folder: Path, *, force: bool = False, workers: int | None = 1
+    question: Question, folder: Path, *, force: bool = False, workers: int | None = 1
 ) -> dict[str, Any]:
-    """Run K + 1 federations in process and compare the method's weights with what leaving sites out costs.
+    """Train everything that the question needs, in process, and say what each site contributes.
 
-    A site's drop is the score with all sites minus the score without it; the score is the mean over all K sites' own
-    test splits, the left-out site's too, of the task's headline metric. Shares are drops over their sum, gains as 0
-    (Jiang et al., FedCE, arXiv:2303.16520, supplement). Runs that are found finished in ``folder`` are not run again,
-    and one that was cut short goes on.
+    A site's drop is the score with all sites minus the score without it, in the better direction; the score is the mean
+    over all K sites' own test splits, the left-out site's too, of the task's headline metric. Shares are drops over
+    their sum, gains as 0 (Jiang et al., FedCE, arXiv:2303.16520, supplement). Shapley values are exact for up to six
+    sites, from drawn orders of joining beyond; nobody's score is that of the initial model. Runs that are found
+    finished in ``folder`` are not run again, and one that was cut short goes on.
 
     Args:
-        config: the run with all sites.
-        sites: their names, at least three.
+        question: what is measured.
         folder: gets a folder per run and ``contribution.json``.
         force: runs everything again.
         workers: processes that compute side by side, see ``parallel.budget``.
 
     Returns:
-        method, task, seed, metric, score; sites: one row each with score_without, drop, share, weight (of the last
-        round with all sites) and data_share; agreement of "weights" and "examples" with the shares (Pearson x 100,
-        Euclidean distance, cosine).
+        method, task, metric, seeds, runs (one result per seed, see ``contribution_of``) and what they say together, see
+        ``report.contribution.over_seeds``; for one seed also its own result at the top level.
 
     Raises:
-        UserError: fewer than three sites, or a folder that holds something else.
+        UserError: fewer than three sites, a setting that this command varies, or a folder that holds something else.
     """
-    if len(sites) < 3:
-        raise UserError(f"contribution: expected at least 3 sites, got {len(sites)}")
-    if config.leave_out:
-        raise UserError("leave_out: is what this command varies; do not set it")
-    runs = {ALL: config}
-    fewer = min(config.min_sites, len(sites) - 1)
-    runs |= {
-        f"{WITHOUT}{site}": checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer))
-        for site in sites
-    }
-    check_collection(folder, lambda name: name == ALL or name.startswith(WITHOUT))
+    plans = {seed: _Plan(question, seed) for seed in question.seeds}
+    runs = {name: config for plan in plans.values() for name, config in plan.runs.items()}
+    if len(runs) > MOST_RUNS:
+        raise UserError(
+            f"contribution: expected at most {MOST_RUNS} runs, got {len(runs)}: fewer seeds or permutations"
+        )
+    check_collection(folder, lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS)))
     at_once = budget(workers, "local", list(runs.items()))
     with created(folder), opened(folder):
-        reports = run_all(list(runs.items()), folder, partial(run_once, force=force), at_once)
-        result = contribution_of(dict(zip(runs, reports, strict=True)), sites)
+        reports = dict(zip(runs, run_all(list(runs.items()), folder, partial(run_once, force=force), at_once)))
+        found = [plan.result(reports) for plan in plans.values()]
+        result = _joined(question, found)
         save_json(folder / RESULT, result)
     return result
 
 
-def contribution_of(reports: Mapping[str, Any], sites: list[str]) -> dict[str, Any]:
-    """The result from the report.json of each run, by the run's name."""
+class _Plan:
+    """The runs of one seed, and what they say."""
+
+    def __init__(self, question: Question, seed: int) -> None:
+        self._question, self._seed = question, seed
+        self._suffix = f"-seed{seed}" if len(question.seeds) > 1 else ""
+        config = question.config(question.method, seed)
+        if config.leave_out:
+            raise UserError("leave_out: is what this command varies; do not set it")
+        self.config, self.sites = config, site_names(config)
+        if len(self.sites) < 3:
+            raise UserError(f"contribution: expected at least 3 sites, got {len(self.sites)}")
+        if question.shapley and config.selector != "all":
+            raise UserError("selector: is what --shapley varies; do not set it")
+        self.orders = joining_orders(self.sites, question.permutations, seed) if question.shapley else []
+        self.teams = coalitions(self.sites, self.orders) if question.shapley else []
+        self.runs = {self._name(ALL): config, **self._without(), **self._coalitions(), **self._others()}
+
+    def result(self, reports: Mapping[str, Any]) -> Json:
+        """The result of this seed, from the report.json of each run by name."""
+        own = {ALL: reports[self._name(ALL)]}
+        own |= {f"{WITHOUT}{site}": reports[self._name(f"{WITHOUT}{site}")] for site in self.sites}
+        found = contribution_of(own, self.sites)
+        methods = {self._question.method: _weights(own[ALL], self.sites)}
+        for label in self._question.others:
+            methods[label] = _weights(reports[self._name(_weights_folder(label))], self.sites)
+        methods["examples"] = {row["site"]: row["data_share"] for row in found["sites"]}
+        return {**found, "methods": methods, "shapley": self._shapley(reports) if self.teams else None}
+
+    def _shapley(self, reports: Mapping[str, Any]) -> Json:
+        metric = reports[self._name(ALL)]["fairness"]["metric"]
+        sign = _sign(reports[self._name(ALL)])
+        utilities: dict[Coalition, float] = {
+            team: sign * _score(reports[self._run_of(team)], metric) for team in self.teams
+        }
+        untrained = mean(initial_scores(self.config))
+        if untrained is None:
+            raise UserError(f"contribution: no site has {metric} on its test split")
+        utilities[frozenset()] = sign * untrained
+        return shapley_of(self.sites, self.orders, utilities)
+
+    def _without(self) -> dict[str, RunConfig]:
+        fewer = min(self.config.min_sites, len(self.sites) - 1)
+        return {
+            self._name(f"{WITHOUT}{site}"): checked_config(
+                dataclasses.replace(self.config, leave_out=site, min_sites=fewer)
+            )
+            for site in self.sites
+        }
+
+    def _coalitions(self) -> dict[str, RunConfig]:
+        found = {}
+        for team in self.teams:
+            if len(team) < len(self.sites) - 1:
+                names = [site for site in self.sites if site in team]
+                chosen = {"selector": "list", "select.sites": ",".join(names)}
+                chosen["min_sites"] = str(min(self.config.min_sites, len(names)))
+                found[self._run_of(team)] = self._question.config(self._question.method, self._seed, chosen)
+        return found
+
+    def _others(self) -> dict[str, RunConfig]:
+        labels = self._question.others
+        return {self._name(_weights_folder(label)): self._question.config(label, self._seed) for label in labels}
+
+    def _run_of(self, team: Coalition) -> str:
+        """The run whose score a coalition has; those that leave out nobody or one site are made anyway."""
+        missing = [site for site in self.sites if site not in team]
+        if not missing:
+            return self._name(ALL)
+        if len(missing) == 1:
+            return self._name(f"{WITHOUT}{missing[0]}")
+        return self._name(ONLY + "+".join(site for site in self.sites if site in team))
+
+    def _name(self, name: str) -> str:
+        return name + self._suffix
+
+
+def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]:
+    """One seed's leave-one-out from the report.json of each run, by the run's name.
+
+    Returns:
+        method, task, seed, metric, score; sites: one row each with score_without, drop, share, weight (of the last
+        round with all sites) and data_share; agreement of "weights" and "examples" with the shares (Pearson x 100,
+        Euclidean distance, cosine, Spearman).
+    """
     full = reports[ALL]
     metric = full["fairness"]["metric"]
     score = _score(full, metric)
     without = {site: _score(reports[f"{WITHOUT}{site}"], metric) for site in sites}
-    drops = {site: score - without[site] for site in sites}
+    drops = {site: _sign(full) * (score - without[site]) for site in sites}
     shares = leave_one_out_shares(drops)
-    weights = {site: full["sites"][site]["weight"][-1] or 0.0 for site in sites}
+    weights = _weights(full, sites)
     total = sum(full["sites"][site]["n_train"] for site in sites)
     examples = {site: full["sites"][site]["n_train"] / total for site in sites}
     rows = [
@@ -94,11 +221,37 @@ def contribution_of(reports: Mapping[str, Any], sites: list[str]) -> dict[str, A
         "metric": metric,
         "score": score,
         "sites": rows,
-        "agreement": {"weights": agreement(weights, shares), "examples": agreement(examples, shares)},
+        "agreement": {"weights": agreements(weights, shares), "examples": agreements(examples, shares)},
     }
 
 
-def _score(report: dict[str, Any], metric: str) -> float:
+def _joined(question: Question, found: Sequence[Json]) -> Json:
+    labels = [question.method, *question.others, "examples"]
+    exact = not joining_orders([row["site"] for row in found[0]["sites"]], 1, 0)
+    about = {key: found[0][key] for key in ("method", "task", "metric")}
+    how = {"exact": exact, "permutations": None if exact else question.permutations} if question.shapley else None
+    alone = {key: value for key, value in found[0].items() if key != "shapley"} if len(found) == 1 else {}
+    together = {"seeds": list(question.seeds), "runs": list(found), "shapley_by": how}
+    return {**alone, **about, **together, "together": over_seeds(found, labels)}
+
+
+def _weights(report: Mapping[str, Any], sites: Sequence[str]) -> dict[str, float]:
+    """The aggregation weights of the last round."""
+    return {site: (report["sites"][site]["weight"] or [None])[-1] or 0.0 for site in sites}
+
+
+def _weights_folder(label: str) -> str:
+    from fairflare.app.arguments import folder_name
+
+    return WEIGHTS + folder_name(label)
+
+
+def _sign(report: Mapping[str, Any]) -> int:
+    """-1 where a lower score is the better one."""
+    return 1 if (report.get("detail") or {}).get("higher_is_better", True) else -1
+
+
+def _score(report: Mapping[str, Any], metric: str) -> float:
     value = mean({site: row["metrics"].get(metric) for site, row in report["sites"].items()})
     if value is None:
         raise UserError(f"contribution: no site has {metric} on its test split")

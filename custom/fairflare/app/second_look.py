@@ -142,6 +142,15 @@ def check_elsewhere(config: RunConfig, options: Mapping[str, Any]) -> None:
     task.test_data_as(_other(task, config, options))
 
 
+def initial_scores(config: RunConfig) -> dict[str, float | None]:
+    """Site -> the headline metric of the run's initial model on its own test split."""
+    parts = build_parts(config)
+    parts.network.load_state_dict(parts.model)
+    names = site_of_client(config, parts.task)
+    data = {name: parts.task.site_data(site) for name, site in names.items()}
+    return {name: _score(parts.task, *_predicted(parts, config, own)) for name, own in data.items()}
+
+
 def _dealt(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))

@@ -8,7 +8,7 @@ a method's weights and leave-one-out shares. A quantity that is undefined for th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from fairflare.report.values import number
@@ -20,6 +20,19 @@ Coalition = frozenset[str]
 def agreement(a: Shares, b: Shares) -> dict[str, float | None]:
     """{"pearson_x100", "euclid", "cosine"} of two share vectors over the same sites."""
     return {"pearson_x100": pearson_x100(a, b), "euclid": euclid(a, b), "cosine": cosine(a, b)}
+
+
+def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
+    """``agreement`` and "spearman", the correlation of the ranks (ties shared), in [-1, 1]."""
+    return {**agreement(a, b), "spearman": spearman(a, b)}
+
+
+def spearman(a: Shares, b: Shares) -> float | None:
+    """Pearson's correlation of the ranks, which says whether sites are ordered alike; None when either is constant."""
+    from scipy.stats import rankdata
+
+    x, y = (rankdata(values).tolist() if values else [] for values in _vectors(a, b))
+    return _cosine(_centred(x), _centred(y)) if x else None
 
 
 def pearson_x100(a: Shares, b: Shares) -> float | None:
@@ -84,6 +97,44 @@ def shapley(utilities: Mapping[Coalition, float]) -> dict[str, float]:
             for team in combinations(others, size)
         )
     return values
+
+
+def sampled_shapley(
+    orders: Sequence[Sequence[str]], utilities: Mapping[Coalition, float]
+) -> dict[str, dict[str, float | None]]:
+    """Shapley values from some orders in which the sites may join, with the standard error of the sampling.
+
+    The mean over the orders of what a site adds to those before it (Castro et al., Computers & Operations Research 36,
+    2009): its expectation is ``shapley``. Every order's additions sum to U(all) - U(none), so the means do, too.
+
+    Args:
+        orders: each of all sites.
+        utilities: of the coalitions in ``prefixes``.
+
+    Returns:
+        site -> {"value", "se"}; se is None for a single order.
+
+    Raises:
+        ValueError: a coalition is missing.
+    """
+    added: dict[str, list[float]] = {site: [] for site in (sorted(orders[0]) if orders else ())}
+    for order in orders:
+        for place, site in enumerate(order):
+            added[site].append(_utility(utilities, order[: place + 1]) - _utility(utilities, order[:place]))
+    return {site: {"value": math.fsum(found) / len(found), "se": _error(found)} for site, found in added.items()}
+
+
+def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
+    """The coalitions that ``sampled_shapley`` reads, each once, the empty one first."""
+    return list(dict.fromkeys(frozenset(order[:size]) for order in orders for size in range(len(order) + 1)))
+
+
+def _error(values: Sequence[float]) -> float | None:
+    """Standard error of a mean."""
+    if len(values) < 2:
+        return None
+    centre = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 def _chance(size: int, n: int) -> float:

@@ -5,10 +5,11 @@ Hand-derived. Two sites, U() = 0, U(a) = 1, U(b) = 2, U(ab) = 4: phi_a = (1 + 2)
 """
 
 import math
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from fairflare.report import agreement
 
@@ -30,6 +31,33 @@ def test_agreement_is_that_of_numpy():
 def test_a_vector_agrees_with_itself():
     a = {"x": 0.2, "y": 0.3, "z": 0.5}
     assert agreement.agreement(a, a) == pytest.approx({"pearson_x100": 100, "euclid": 0, "cosine": 1})
+
+
+def test_ranks_agree_as_in_scipy():
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 4, 9).astype(float), rng.normal(size=9)
+    found = agreement.agreements(dict(enumerate(a)), dict(enumerate(b)))
+    assert found["spearman"] == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+    assert set(found) == {"pearson_x100", "euclid", "cosine", "spearman"}
+    assert agreement.spearman({"x": 1.0, "y": 1.0}, {"x": 1.0, "y": 2.0}) is None is agreement.spearman({}, {})
+
+
+def test_sampled_values_are_those_of_all_orders():
+    """Over all orders the sampling is the rule itself; over some each order still sums to U(all) - U(none)."""
+    values = {"a": 1.0, "b": 2.0, "c": 4.0}
+    table = game("abc", lambda team: sum(map(values.__getitem__, team)) ** 1.5)
+    orders = [list(order) for order in permutations("abc")]
+    found, exact = agreement.sampled_shapley(orders, table), agreement.shapley(table)
+    assert {site: one["value"] for site, one in found.items()} == pytest.approx(exact)
+    some = agreement.sampled_shapley(orders[1:3], table)
+    assert sum(one["value"] for one in some.values()) == pytest.approx(table[frozenset("abc")])
+    gains = [table[frozenset("a")], table[frozenset("ab")] - table[frozenset("b")]]
+    assert some["a"]["value"] == pytest.approx(np.mean(gains))
+    assert some["a"]["se"] == pytest.approx(np.std(gains, ddof=1) / 2**0.5)
+    assert agreement.sampled_shapley(orders[:1], table)["a"]["se"] is None and agreement.sampled_shapley([], {}) == {}
+    assert set(agreement.prefixes([["a", "b"]])) == {frozenset(), frozenset("a"), frozenset("ab")}
+    with pytest.raises(ValueError, match="expected all coalitions"):
+        agreement.sampled_shapley(orders[:1], {})
 
 
 def test_what_is_undefined_is_none():

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sites contribute, from the scores of runs without them: leave-one-out and Shapley over seeds, with agreement.
+
+Pure functions on scores and shares. Scores are those of retrained federations, so that a coalition's is what its sites
+get on their own, and not what a model trained with all of them loses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from fairflare.report.agreement import (
+    Coalition,
+    agreements,
+    clipped_shares,
+    leave_one_out_shares,
+    sampled_shapley,
+    shapley,
+)
+from fairflare.report.fairness import mean_ci
+from fairflare.report.paired import holm, paired, verdict
+
+Json = dict[str, Any]
+EXACT_TO = 6
+"""Up to this many sites all 2^K coalitions are trained."""
+
+
+def joining_orders(sites: Sequence[str], permutations: int, seed: int) -> list[list[str]]:
+    """Random orders in which the sites may join, the same for the same seed; [] where coalitions are enumerated."""
+    if len(sites) <= EXACT_TO:
+        return []
+    rng = random.Random(f"{seed} joining orders")
+    return [rng.sample(list(sites), len(sites)) for _ in range(permutations)]
+
+
+def coalitions(sites: Sequence[str], orders: Sequence[Sequence[str]]) -> list[Coalition]:
+    """The coalitions to train, the smallest first: all but the empty one, or those that ``orders`` go through."""
+    if orders:
+        found = {frozenset(order[:size]) for order in orders for size in range(1, len(order) + 1)}
+    else:
+        found = {frozenset(team) for size in range(1, len(sites) + 1) for team in combinations(sites, size)}
+    return sorted(found, key=lambda team: (len(team), sorted(team)))
+
+
+def shapley_of(
+    sites: Sequence[str], orders: Sequence[Sequence[str]], utilities: Mapping[Coalition, float]
+) -> dict[str, dict[str, float | None]]:
+    """Site -> {"value", "se"}: exact (se 0) without ``orders``, else ``sampled_shapley``."""
+    if orders:
+        return sampled_shapley(orders, utilities)
+    exact = shapley(utilities)
+    return {site: {"value": exact[site], "se": 0.0} for site in sites}
+
+
+def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
+    """What several seeds say together.
+
+    Args:
+        found: one result per seed: sites (rows with site and drop, which is above 0 where the score is worse without
+            it), methods (label -> site -> weight, and "examples"), shapley (site -> value and se) or None.
+        labels: methods whose weights are compared with the shares.
+
+    Returns:
+        leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
+        verdict ("helps", "harms" or "cannot be told", by the drop's interval);
+        shapley: site -> value, share (mean and interval over seeds) and se (of the sampling, mean over seeds), or None;
+        agreement: label -> "leave_one_out" and "shapley" -> measure -> mean and interval over seeds.
+    """
+    sites = [row["site"] for row in found[0]["sites"]]
+    rows = [{row["site"]: row for row in one["sites"]} for one in found]
+    drops = {site: paired(row[site]["drop"] for row in rows) for site in sites}
+    adjusted = holm({site: drop["p"] for site, drop in drops.items()})
+    words = {"better": "helps", "worse": "harms", "cannot be told": "cannot be told"}
+    loo = {
+        site: {
+            "drop": {**drops[site], "p_holm": adjusted[site]},
+            "share": mean_ci(row[site]["share"] for row in rows),
+            "verdict": words[verdict(drops[site], True)],
+        }
+        for site in sites
+    }
+    return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": _agreement(found, labels)}
+
+
+def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
+    """Shapley values over their sum, negative ones as 0."""
+    return clipped_shares({site: float(found["value"] or 0.0) for site, found in values.items()})
+
+
+def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
+    if any(one["shapley"] is None for one in found):
+        return None
+    shares = [shapley_shares(one["shapley"]) for one in found]
+    return {
+        site: {
+            "value": mean_ci(one["shapley"][site]["value"] for one in found),
+            "share": mean_ci(share[site] for share in shares),
+            "se": mean_ci(one["shapley"][site]["se"] for one in found)["mean"],
+        }
+        for site in sites
+    }
+
+
+def _agreement(found: Sequence[Json], labels: Sequence[str]) -> Json:
+    return {label: {kind: _measures(found, label, kind) for kind in ("leave_one_out", "shapley")} for label in labels}
+
+
+def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
+    """Every measure of agreement of one method's weights with one kind of shares, over the seeds."""
+    pairs = [(one["methods"][label], _shares(one, kind)) for one in found]
+    measured = [agreements(weights, shares) for weights, shares in pairs if shares is not None]
+    return {name: mean_ci(one[name] for one in measured) for name in measured[0]} if measured else None
+
+
+def _shares(one: Json, kind: str) -> dict[str, float] | None:
+    if kind == "shapley":
+        return None if one["shapley"] is None else shapley_shares(one["shapley"])
+    return leave_one_out_shares({row["site"]: row["drop"] for row in one["sites"]})
