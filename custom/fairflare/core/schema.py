@@ -119,10 +119,10 @@ class Instruction:
 
     "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
     training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
-    "compare" is a round's second exchange, whose model is the rule's anchor; with secure sums "sum" and "weigh" follow
-    "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model does on the site's own
-    splits. In runs with a step after the last round "calibrate" asks for sums over calibration cases, and "adjust"
-    tells the sums of all sites.
+    "compare" is a round's second exchange (or a further one), whose model is an anchor of the rule's; with secure sums
+    "sum" and "weigh" follow "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model
+    does on the site's own splits. In runs with a step after the last round "calibrate" asks for sums over calibration
+    cases, and "adjust" tells the sums of all sites.
     """
 
     task: TaskName = dataclasses.field(

@@ -45,7 +45,9 @@ def site_seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Site -> phase -> seconds over the round's exchanges."""
     seconds: dict[str, dict[str, float]] = {}
     for answer in answers:
-        seconds.setdefault(answer.site, {}).update(checked_seconds(answer.seconds))
+        phases = seconds.setdefault(answer.site, {})
+        for phase, spent in checked_seconds(answer.seconds).items():
+            phases[phase] = phases.get(phase, 0.0) + spent
     return seconds
 
 

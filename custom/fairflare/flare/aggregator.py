@@ -29,7 +29,7 @@ from fairflare.federation.norms import remembered
 from fairflare.flare.wire import answer_from_model
 from fairflare.rules.base import Rule, example_shares
 
-HOOKS = ("orders", "tensors_for", "anchor")
+HOOKS = ("orders", "tensors_for", "anchor", "anchors")
 """What a rule sends beside the model, for which a stock recipe has no place."""
 UNASKED = frozenset(name for name, spec in answer_fields().items() if spec.kind == "count" and not spec.declared)
 """What the schema measures and clients of a stock recipe need not report."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -95,6 +95,19 @@ class Rule(ABC):
     def heeded(self) -> tuple[str, ...]:
         """Families of ``orders`` that the trainer must heed (``Trainer.heeds``) for the rule to mean what it says."""
         return ()
+
+    def anchors(
+        self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
+    ) -> Iterator[tuple[str, StateDict]]:
+        """Label and model of every further exchange of the round, one after the other; by default that of ``anchor``.
+
+        What "anchored" probes report of a model is added to the replies' scalars as "NAME/LABEL", and as "NAME" where
+        the label is empty. A site that leaves one of them without a good answer is left out of the round. Each model is
+        made when the one before it has been answered; whoever makes it keeps none.
+        """
+        found = [made for made in [self.anchor(model, replies, state, info)] if made is not None]
+        while found:
+            yield "", found.pop()
 
     @abstractmethod
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fairflare.core.notes import Note
 from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.types import Info, Need, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.largest import at_least, whole_bounds
 from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
@@ -29,6 +29,8 @@ from fairflare.rules.own import View, from_shared, moved
 
 FADE = 0.8
 """Share of the past in a reputation."""
+FEWEST = 4
+"""Validation examples from which on an error says something of a site."""
 
 
 @rule("cffl")
@@ -72,6 +74,11 @@ class CFFL(Rule):
     def useful(self) -> tuple[str, ...]:
         """The trained model's error at its site."""
         return ("trained_error",)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """A validation split at every site."""
+        return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The shared model plus u, each present site's own, and the reputations; a removed site weighs 0."""

@@ -17,7 +17,7 @@ from fairflare.federation.messages import Transport
 
 
 class Plain:
-    """The server's part: gate and rule, with a second exchange where the rule has an anchor."""
+    """The server's part: gate and rule, with a further exchange for every anchor of the rule."""
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         """Nothing: no site needs more than it has said."""
@@ -30,10 +30,11 @@ class Plain:
         verdict = trained.gate.inspect(answers, standing.model, trained.round.number, *known)
         verdict = dataclasses.replace(verdict, rejections=verdict.rejections + trained.rejections)
         trained.require_quorum(verdict)
-        anchor = rule.anchor(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
-        if anchor is not None:
-            replies, second, refused = _second_exchange(trained, anchor, verdict.replies)
-            del anchor  # the next model takes its place in memory
+        info = trained.info(verdict.replies)
+        anchors = rule.anchors(standing.model, verdict.replies, standing.state, info)
+        while (shown := next(anchors, None)) is not None:
+            replies, second, refused = _second_exchange(trained, *shown, verdict.replies)
+            del shown  # the next model takes its place in memory
             verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
             answers = answers + second
             trained.require_quorum(verdict)
@@ -98,17 +99,22 @@ class PlainAtSite:
 
 
 def _second_exchange(
-    trained: Trained, anchor: StateDict, replies: Sequence[Reply]
+    trained: Trained, label: str, anchor: StateDict, replies: Sequence[Reply]
 ) -> tuple[list[Reply], list[Answer], list[Rejection]]:
-    """Show the anchor to the accepted sites; a site counts in the round once it has answered both times."""
+    """Show an anchor to the accepted sites; a site counts in the round once it has answered every time."""
     asked = {reply.site: Instruction("compare", trained.round, anchor) for reply in replies}
     answers = list(trained.transport.exchange(asked))
     missing = silent(asked, answers)
     trained.missed([rejection.site for rejection in missing])
     found, refused = trained.gate.inspect_second(answers, trained.round.number)
     complete = [
-        dataclasses.replace(reply, scalars={**reply.scalars, **found[reply.site]})
+        dataclasses.replace(reply, scalars={**reply.scalars, **_labelled(found[reply.site], label)})
         for reply in replies
         if reply.site in found
     ]
     return complete, answers, refused + missing
+
+
+def _labelled(scalars: Mapping[str, float], label: str) -> dict[str, float]:
+    """The scalars under the names that ``Rule.anchors`` gives them."""
+    return {f"{name}/{label}" if label else name: value for name, value in scalars.items()}

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a coalition's model, which the server shows in a further exchange, does on a site's validation split.
+
+What a Shapley value is made of (FedCI; see ``rules/fedci.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fairflare.core.registry import probe
+from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
+from fairflare.probes.base import Probe
+from fairflare.probes.leave_one_out import FEWEST, error_of, missing_metric
+
+
+@probe("coalition-error")
+@dataclass(frozen=True)
+class CoalitionError(Probe):
+    """Error of the model that is shown on the site's own validation data: one forward pass over them per coalition.
+
+    Args:
+        score_metric: as in ``LeaveOneOut``.
+    """
+
+    cost: ClassVar[Cost] = Cost()
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("coalition_error", 0.0, 1.0, "error of a coalition's model on the site's own validation data"),
+    )
+
+    score_metric: str = "headline"
+
+    @property
+    def when(self) -> Literal["received", "trained", "anchored"]:
+        """In the further exchanges, a coalition's model each."""
+        return "anchored"
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """1 - score of the received model; the network holds the site's trained one before and after."""
+        trained = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
+        work.network.load_state_dict(work.received)
+        try:
+            return error_of(work.evaluate("val"), self.score_metric, work.headline, "coalition_error")
+        finally:
+            work.network.load_state_dict(trained)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """A validation split that says something: the errors on it are what sites are worth."""
+        return (Need("val", FEWEST, "the method weighs sites by errors on it", both_classes=True),)
+
+    def missing(self, offer: Offer) -> str:
+        """The metric, where the task has none of that name."""
+        return missing_metric(self.score_metric, offer)
