@@ -15,7 +15,7 @@ KILLING = Path(__file__).parents[1] / "killing.py"
 SGD = ("optimizer=sgd", "momentum=0", "weight_decay=0", "lr=0.05", "batch_size=64")
 SLOW = ("lr=0.01", "batch_size=64")
 SETTINGS = {"scaffold": SGD, "fedproto": SLOW, "echo": SLOW, "solo": SLOW}
-PLUGINS = ("fedproto", "echo")
+PLUGINS = ("echo",)
 """Of these, those of tests/plugins; the others are the package's."""
 
 

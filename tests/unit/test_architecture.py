@@ -16,7 +16,7 @@ PARTS = {"selectors", "trainers", "probes", "rules", "server_optimizers"}
 BELOW = {
     "core": set(),
     "functional": {"core"},
-    "trainers": {"core", "functional"},
+    "trainers": {"core", "functional", "privacy"},
     "probes": {"core", "functional", "privacy"},
     "rules": {"core", "functional"},
     "selectors": {"core"},

@@ -33,6 +33,7 @@ OPTIONS = {
     "weighted": [{}, {"weight_sum": "batch"}],
     "ditto": [{}, {"aggregate": "personal"}],
     "scaffold": [{}, {"estimate": "gradient"}],
+    "fedproto": [{}, {"share": "both"}],
 }
 CASES = [(name, options) for name in registry.trainers() for options in OPTIONS.get(name, [{}])]
 READING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select"}

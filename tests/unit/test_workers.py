@@ -64,6 +64,7 @@ def outcome(config, folder, count):
         ("fedufo", {}),
         ("ditto", {}),
         ("scaffold", {"optimizer": "sgd"}),
+        ("fedproto", {}),
         ("solo", {}),
         ("fedism", {"secure_sum": "masks"}),
         ("fedavg", {"selector": "share", "select.share": 0.5, "leave_out": "site-3"}),
@@ -77,7 +78,7 @@ def test_workers_make_the_same_bits(method, values, tmp_path):
 
 @pytest.mark.parametrize(
     "method, values",
-    [("fedproto", {}), ("echo", {})],
+    [("echo", {})],
 )
 def test_plugins_make_the_same_bits(method, values, tmp_path):
     """Tensors and numbers both ways."""

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedProto: sites share the mean features of their classes, in place of their models or beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Outline, Reply, StateDict, TensorSpec
+from fairflare.core.validation import Range
+from fairflare.functional.features import class_distance, features_of, lacks_features
+from fairflare.privacy.counts import released
+from fairflare.trainers.base import ServerState
+from fairflare.trainers.sgd import PlainTrainer
+
+MEANS = TensorSpec(
+    "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"
+)
+
+
+@trainer("fedproto")
+@dataclass(frozen=True)
+class FedProto(PlainTrainer):
+    """Each step minimises f(w) + lam times the mean squared distance of features to their classes' global prototypes.
+
+    A prototype is the mean over a class of what enters the last linear layer; the global one is the plain mean over
+    the sites that have sent it. Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, Eq. 3, 6 and 7.
+
+    Args:
+        lam: weight of the distance, >= 0; 0 trains without it.
+        share: "prototypes": nothing else travels, and every site trains a model of its own, as published; "both": the
+            rule combines the models too, as in FedHEAL's tables.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=2, backward=1)
+    sends: ClassVar[tuple[TensorSpec, ...]] = (MEANS,)
+    receives: ClassVar[tuple[TensorSpec, ...]] = (MEANS,)
+    lam: Annotated[float, Range(0, 1e6)] = 1.0
+    share: Literal["prototypes", "both"] = "prototypes"
+
+    @property
+    def keeps_personal_model(self) -> bool:  # type: ignore[override]  # here a parameter says so
+        """Unless the models are shared."""
+        return self.share == "prototypes"
+
+    @property
+    def shares_model(self) -> bool:  # type: ignore[override]  # here a parameter says so
+        """Whether the models are shared too."""
+        return self.share == "both"
+
+    def missing(self, offer: Offer) -> str:
+        """Class labels."""
+        return "" if offer.class_labels else "FedProto needs one class label per example"
+
+    def unsuited(self, network: nn.Module) -> str:
+        """Networks without features."""
+        return lacks_features(network)
+
+    def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
+        """The next prototypes; those of classes that no reply tells of stay."""
+        sent = [reply.tensors.get(MEANS.name, {}) for reply in replies]
+        labels = sorted({label for one in sent for label in one})
+        fresh = {label: torch.stack([one[label] for one in sent if label in one]).mean(0) for label in labels}
+        return {MEANS.name: {**state.get(MEANS.name, {}), **fresh}}
+
+    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
+        """The prototypes, the same for every site; nothing before the first round."""
+        return dict(state)
+
+    def setup(self, work: LocalWork) -> None:
+        """The prototypes on the device; a model of the site's own goes on from where it was."""
+        found = work.tensors.get(MEANS.name, {})
+        work.scratch["means"] = {int(label): mean.to(work.device) for label, mean in found.items()}
+        if self.keeps_personal_model:
+            work.network.load_state_dict(work.personal or work.received)
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One step on both terms; returns their sum."""
+        means = work.scratch["means"]
+        if not means or not self.lam:
+            return super().step(work, optimizer, objective, batch)
+        with features_of(work.network) as found:
+
+            def both(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+                distance = class_distance(found.pop().flatten(1), targets, means)
+                return objective(logits, targets, reduction=reduction) + self.lam * distance
+
+            return super().step(work, optimizer, both, batch)
+
+    def finish(self, work: LocalWork) -> None:
+        """Send the class means under the trained model; where that is the site's own, its update is zero."""
+        work.send_tensors[MEANS.name] = _class_means(work)
+        if self.keeps_personal_model:
+            work.personal = {key: value.clone() for key, value in work.network.state_dict().items()}
+            work.network.load_state_dict(work.received)
+
+
+@torch.no_grad()
+def _class_means(work: LocalWork) -> StateDict:
+    """Class -> mean features over the training split, in evaluation mode, of the classes that may leave the site."""
+    counts = work.data.class_counts.tolist()
+    free, width = released(counts, work.min_count), Outline(work.received).features
+    sums = torch.zeros(len(counts), width, dtype=torch.float64, device=work.device)
+    with features_of(work.network.eval()) as found:
+        for batch in work.data.fixed("train", work.training.batch_size):
+            work.network(batch.inputs.to(work.device))
+            sums.index_add_(0, batch.targets.to(work.device), found.pop().flatten(1).double())
+    means = {c: (sums[c] / n).float().cpu() for c, n in enumerate(counts) if n and free[c]}
+    return {str(c): mean for c, mean in means.items()}
