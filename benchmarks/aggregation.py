@@ -163,7 +163,7 @@ def speed(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str, 
     torch.set_num_threads(1)
     model, trainable = initial(1.0, toy)
     answers = {f"site-{k:03d}": made_up(id, model, f"site-{k:03d}", k) for k in range(sites)}
-    transport, pieces = run(id, model, trainable, answers, WARM + repeats)
+    transport, pieces = run(id, [model], trainable, answers, WARM + repeats)
     reads = transport.reads[WARM:]
 
     def ratio(seconds: list[float]) -> float:
@@ -187,19 +187,30 @@ def memory(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str,
         model, trainable = initial(SMALLER if sites >= MANY else 1.0, toy)
         answers = {f"site-{k:03d}": on_disk(made_up(id, model, f"site-{k:03d}", k), file) for k in range(sites)}
         size = sum(value.nbytes for value in model.values())
+        given = [model]
+        del model
         before = reset_peak()
-        run(id, model, trainable, answers, WARM)
+        run(id, given, trainable, answers, WARM)
         return {"memory": (peak() - before) / size}
 
 
 def run(
-    id: str, model: StateDict, trainable: frozenset[str], answers: Mapping[str, Answer], rounds: int
+    id: str, given: list[StateDict], trainable: frozenset[str], answers: Mapping[str, Answer], rounds: int
 ) -> tuple[Prepared, dict[str, list[float]]]:
-    """A federation's rounds on prepared answers; the transport with its clock, and seconds of pieces per round."""
-    parts, outline = default_parts(id), Outline(model, ("a", "b"))
+    """A federation's rounds on prepared answers; the transport with its clock, and seconds of pieces per round.
+
+    Args:
+        id: the method.
+        given: the initial model, which is taken out, as a server has it no more once there is another one.
+        trainable: its trainable entries.
+        answers: of the sites.
+        rounds: T.
+    """
+    parts, outline = default_parts(id), Outline(given[0], ("a", "b"))
     said: dict[bool, list[Number]] = {True: [], False: []}
     for probe in parts.probes:
         said[probe.when == "anchored"].extend(probe.scalars(outline))
+    del outline
     second = {number.name: 0.5 for number in said[True]}
     transport, pieces = Prepared(answers, second), {"gate": [], "rule": [], "hashes": []}
     from fairflare.federation import loop
@@ -220,7 +231,7 @@ def run(
                 folder=Path(folder),
                 observers=(transport,),
                 header={"method": id},
-            ).run(model)
+            ).run(given.pop())
     finally:
         loop.left_behind = hashes
     pieces["hashes"] = pieces["hashes"][-rounds:]  # the first was the first line's
