@@ -194,7 +194,8 @@ def _score(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
 
 def _predicted(parts: Parts, config: RunConfig, data: TensorData) -> tuple[Tensor, Tensor]:
     device = default_device()
-    batches = data.on(device).fixed("test", int(config.training["batch_size"]))
+    prepared = parts.trainer.site_data(data.on(device))
+    batches = prepared.fixed("test", int(config.training["batch_size"]))
     return predict(parts.network.to(device), batches, device, parts.task.condense)[:2]
 
 

@@ -289,7 +289,8 @@ def scorer(parts: Parts, batch_size: int) -> Score:
 
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
     """
-    task, network = parts.task, parts.network  # without the initial model, which nobody needs once the run has begun
+    # Without the initial model, which nobody needs once the run has begun.
+    task, network, shared = parts.task, parts.network, parts.trainer.shared_batches
     found: list[TestSet] = []
     tabled = set(task.table_sets().values())
 
@@ -302,7 +303,7 @@ def scorer(parts: Parts, batch_size: int) -> Score:
             test.name: {
                 "corrupted": test.corrupted,
                 "n": len(test.targets),
-                "metrics": _scored(task, network, test.batches(batch_size), device, before_batch),
+                "metrics": _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch),
             }
             for test in found
             if final or test.name in tabled

@@ -83,6 +83,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
+        self._prepared: tuple[SiteData, SiteData] | None = None
 
     def handle(self, instruction: Instruction) -> Answer:
         """Do what the instruction says; the answer may leave as it is: checked and, with secure sums, masked.
@@ -177,10 +178,12 @@ class Site:
 
     @property
     def _examples(self) -> SiteData:
-        """The data, which ``_answer`` has looked for."""
+        """The data, which ``_answer`` has looked for, as the trainer's network takes them."""
         if self.data is None:
             raise RuntimeError(f"site {self.name}: its data are not there")
-        return self.data
+        if self._prepared is None or self._prepared[0] is not self.data:
+            self._prepared = self.data, self.trainer.site_data(self.data)
+        return self._prepared[1]
 
     def _memory_findings(self) -> list[Finding]:
         return memory_findings(self.execution, self.network, *self._trial())

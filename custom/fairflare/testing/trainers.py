@@ -48,7 +48,9 @@ class Case:
 
     def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t`` before it trains."""
-        return work_of_round(t, memory=memory, orders=self.orders, receives=self.receives, training=self.training)
+        work = work_of_round(t, memory=memory, orders=self.orders, receives=self.receives, training=self.training)
+        work.data = self.trainer.site_data(work.data)
+        return work
 
     def round(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t``, trained."""

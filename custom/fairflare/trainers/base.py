@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from fairflare.core.types import (
     Number,
     Offer,
     Reply,
+    SiteData,
     StateDict,
     TensorSpec,
     Training,
@@ -177,6 +178,18 @@ class Trainer(ABC):
     def objective(self, work: LocalWork) -> Objective:
         """What the steps minimise: the task's objective with the site's own logit adjustment."""
         return work.loss(work.training.logit_tau)
+
+    def site_data(self, data: SiteData) -> SiteData:
+        """A site's data as this trainer's networks take them, everywhere; as they are by default."""
+        return data
+
+    def shared_batches(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+        """A shared test set, which is no site's, as this trainer's networks take it; by default as it is.
+
+        Args:
+            batches: makes the set's batches anew at every call.
+        """
+        return batches()
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedRDN: training images are normalised with the statistics of a site that is drawn anew for each of them.
+
+A site's data, wherever they are used, are normalised with the site's own pair (mu_k, sigma_k). A training step takes
+each image on from there to the pair of a drawn site: (x - mu_j) / sigma_j. Whatever normalisation the task has of its
+own, the same at all sites, cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.errors import UserError
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
+from fairflare.core.seeds import derive
+from fairflare.core.types import Batch, Info, LocalWork, Outline, Reply, SiteData, SplitName, StateDict, TensorSpec
+from fairflare.functional.normalisation import LEAST_SD, Pair, Statistic, normalised_by, pair_of, renormalised
+from fairflare.trainers.base import ServerState
+from fairflare.trainers.sgd import PlainTrainer
+
+MOST_SITES = 1000
+"""Whose pairs are handed out, the first by name."""
+FARTHEST = 1000.0
+"""By how much another site's pair may scale or shift images that are normalised with the own one."""
+MEASURE = 64
+"""Images per batch while statistics are taken."""
+STATISTICS: dict[str, Statistic] = {"paper": "images", "reference": "sample", "medsegbench": "pixels"}
+
+
+def channels(model: StateDict) -> int:
+    """Channels of the images that a network takes: of its first convolution; 0 without one."""
+    return next((int(value.shape[1]) for value in model.values() if value.dim() > 3), 0)
+
+
+def _pair(outline: Outline) -> dict[str, tuple[int, ...]]:
+    wide = channels(outline.model)
+    return {"pair": (2, wide)} if wide else {}
+
+
+def _pairs(outline: Outline) -> dict[str, tuple[int, ...]]:
+    wide = channels(outline.model)
+    return {str(k): (2, wide) for k in range(MOST_SITES)} if wide else {}
+
+
+OWN = TensorSpec("statistics", _pair, "mean and log standard deviation of the site's training images per channel")
+ALL = TensorSpec("all_statistics", _pairs, "those of all sites that have sent theirs, without names")
+
+
+class OwnNormalised:
+    """A site's images normalised with the site's own pair; all else as its data have it.
+
+    Args:
+        data: the site's data.
+        statistic: of its training images, with evaluation transforms.
+    """
+
+    def __init__(self, data: SiteData, statistic: Statistic) -> None:
+        self._data, self._statistic = data, statistic
+        self._pair: Pair | None = None
+        self.class_counts, self.group_counts = data.class_counts, data.group_counts
+
+    @property
+    def pair(self) -> Pair:
+        """The site's own, taken when it is first asked for."""
+        if self._pair is None:
+            self._pair = pair_of((batch.inputs for batch in self._data.fixed("train", MEASURE)), self._statistic)
+        return self._pair
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
+        return self._data.size(split)
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """See ``SiteData``; normalised after the transforms."""
+        return self._normalised(self._data.training(batch_size, seed))
+
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        """See ``SiteData``."""
+        return self._normalised(self._data.fixed(split, batch_size, at_most))
+
+    def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        pair = self.pair
+        return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches)
+
+
+@trainer("fedrdn")
+@dataclass(frozen=True)
+class FedRDN(PlainTrainer):
+    """Plain training on images that are normalised with the statistics of drawn sites (Yan et al., CVPR 2025).
+
+    A site sends its pair once and is sent all pairs from the next round on; until then, and where it is alone, it
+    trains on images that its own pair has normalised. Measured and evaluated is always with the own pair.
+
+    Args:
+        variant: "paper": one pair per image, means of each image's own mean and standard deviation; "reference" (the
+            authors' code): mean and standard deviation of two drawn sites, once per batch, by n - 1;
+            "medsegbench": the paper's draw, statistics of all pixels together.
+    """
+
+    sends: ClassVar[tuple[Any, ...]] = (OWN,)
+    receives: ClassVar[tuple[TensorSpec, ...]] = (ALL,)
+    variant: Literal["paper", "reference", "medsegbench"] = "paper"
+
+    def unsuited(self, network: nn.Module) -> str:
+        """Networks that do not take images."""
+        return "" if channels(network.state_dict()) else "expected a network of convolutions, which takes images"
+
+    def site_data(self, data: SiteData) -> SiteData:
+        """The site's images, normalised with its own pair."""
+        return data if isinstance(data, OwnNormalised) else OwnNormalised(data, STATISTICS[self.variant])
+
+    def shared_batches(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+        """A shared test set, normalised with its own pair: it stands for a site that has yet to join."""
+        pair = pair_of((batch.inputs for batch in batches()), STATISTICS[self.variant])
+        return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches())
+
+    def setup(self, work: LocalWork) -> None:
+        """The pairs that images may be drawn to."""
+        own, taken = self._own(work), channels(work.network.state_dict())
+        if len(own.mean) != taken:
+            raise UserError(f"fedrdn: expected images of {taken} channels, as the network takes, got {len(own.mean)}")
+        pairs = [_read(tensor) for _, tensor in sorted(work.tensors.get(ALL.name, {}).items(), key=_number)]
+        generator = torch.Generator().manual_seed(derive(work.seed, "pairs"))
+        work.scratch.update(own=own, pairs=[pair for pair in pairs if _usable(pair, own)], generator=generator)
+
+    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        """One optimizer step on the images as the drawn pairs normalise them."""
+        pairs: Sequence[Pair] = work.scratch["pairs"]
+        if pairs:
+            means, sds = self.drawn(pairs, len(batch.targets), work.scratch["generator"])
+            batch = batch._replace(inputs=renormalised(batch.inputs, work.scratch["own"], means, sds))
+        return super().step(work, optimizer, objective, batch)
+
+    def drawn(self, pairs: Sequence[Pair], n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations (n, C), or (1, C) for a whole batch, of uniformly drawn sites."""
+        if self.variant == "reference":
+            first, second = torch.randint(len(pairs), (2, 1), generator=generator)
+        else:
+            first = second = torch.randint(len(pairs), (n,), generator=generator)
+        return torch.stack([p.mean for p in pairs])[first], torch.stack([p.sd for p in pairs])[second]
+
+    def finish(self, work: LocalWork) -> None:
+        """Send the own pair unless the server has it, or it is of fewer images than may be told of."""
+        enough = work.min_count is not None and work.data.size("train") >= work.min_count
+        if enough and not work.orders.get("statistics_known"):
+            own = self._own(work)
+            work.send_tensors[OWN.name] = {"pair": torch.stack((own.mean, own.sd.log())).float()}
+
+    def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
+        """Site -> its pair."""
+        sent = {r.site: r.tensors[OWN.name]["pair"] for r in replies if "pair" in r.tensors.get(OWN.name, {})}
+        return {"pairs": {**state.get("pairs", {}), **sent}}
+
+    def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
+        """Whether the site need not send its pair again."""
+        return {"statistics_known": 1.0} if site in state.get("pairs", {}) else {}
+
+    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
+        """All pairs in the order of the sites' names, the same for every site."""
+        pairs = state.get("pairs", {})
+        found = {str(k): pairs[name] for k, name in enumerate(sorted(pairs)[:MOST_SITES])}
+        return {ALL.name: found} if found else {}
+
+    def _own(self, work: LocalWork) -> Pair:
+        data = self.site_data(work.data)
+        assert isinstance(data, OwnNormalised)
+        return data.pair
+
+
+def _number(entry: tuple[str, Tensor]) -> int:
+    return int(entry[0])
+
+
+def _read(tensor: Tensor) -> Pair:
+    """A pair as it travels: the logarithm of a standard deviation may be any number."""
+    mean, log_sd = tensor.double()
+    most = -math.log(LEAST_SD)
+    return Pair(mean, log_sd.clamp(-most, most).exp())
+
+
+def _usable(pair: Pair, own: Pair) -> bool:
+    """Whether images stay within reach: what a site sends reaches every other one's training."""
+    factor, shift = own.sd / pair.sd, (own.mean - pair.mean) / pair.sd
+    return len(pair.mean) == len(own.mean) and bool(((factor <= FARTHEST) & (shift.abs() <= FARTHEST)).all())
