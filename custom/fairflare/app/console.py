@@ -24,6 +24,7 @@ from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.log import line
 from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.riders import DETECTORS
 from fairflare.report.values import with_half_width
 from fairflare.report.words import differences
 
@@ -372,6 +373,29 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
         say(f"Shapley values are of {found['shapley_by']['permutations']} drawn orders; JSON has their standard errors")
     _agreements(together["agreement"])
     say(f"contribution: {folder / 'contribution.json'}")
+
+
+def riders(found: Mapping[str, Any], folder: Path) -> None:
+    """The tables of ``fairflare riders``: per method, kinds of riders down and detectors across."""
+    for method in found["methods"]:
+        shown = Table(
+            title=f"free riders under {escape(method['label'])}, {len(found['seeds'])} seed(s): found, accused"
+        )
+        shown.add_column("kind")
+        shown.add_column(found["metric"], justify="right")
+        for name in DETECTORS:
+            shown.add_column(name, justify="right")
+        for kind, one in method["kinds"].items():
+            cells = [f"{_share(rates['found'])}, {_share(rates['accused'])}" for rates in one["detectors"].values()]
+            shown.add_row(kind, with_half_width(one["score"]), *cells)
+        out.print(shown)
+    for name, words in DETECTORS.items():
+        say(f"{name}: {words}")
+    say(f"riders: {folder / 'riders.json'}")
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    return f"{found['count']}/{found['of']}" if found["of"] else "-"
 
 
 def _agreements(found: Mapping[str, Any]) -> None:

@@ -23,10 +23,13 @@ from fairflare.app.second_look import initial_scores
 from fairflare.build.assembly import site_names
 from fairflare.build.config import RunConfig, checked_config, make_config
 from fairflare.core.errors import UserError
+from fairflare.core.versions import all_versions
 from fairflare.federation.state import save_json
 from fairflare.report.agreement import Coalition, agreements, leave_one_out_shares
-from fairflare.report.contribution import coalitions, joining_orders, over_seeds, shapley_of
+from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
+from fairflare.report.table_files import write_tables
+from fairflare.report.tables import machine
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000
@@ -107,7 +110,17 @@ def measure_contribution(
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
+        title = f"Contribution of sites: {result['method']} on {result['task']}"
+        write_tables(folder, Path(RESULT).stem, title, contribution_tables(result), facts=facts(), with_json=False)
     return result
+
+
+def facts() -> dict[str, str]:
+    """What stands below tables that a command writes: the machine, and the versions of what ran."""
+    return {
+        "machine": machine(),
+        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
+    }
 
 
 class _Plan:

@@ -30,9 +30,20 @@ from fairflare.report.write import PAGE, REPORT
 
 T = TypeVar("T")
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
-SUMMARIES = (COMPARISON, COMPARISON_PAGE, "compare.csv", "compare.md", "compare.tex", "tables.csv", CONTRIBUTION)
+RIDER, RIDERS = "rider.json", "riders.json"
+SUMMARIES = (
+    COMPARISON,
+    COMPARISON_PAGE,
+    "compare.csv",
+    "compare.md",
+    "compare.tex",
+    "tables.csv",
+    CONTRIBUTION,
+    RIDERS,
+    *(f"{name}.{ending}" for name in ("contribution", "riders") for ending in ("csv", "md", "tex", "html")),
+)
 FLARE_LOG = "flare_log.txt"
-RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, REPORT, PAGE, LOG, FLARE_LOG)
+RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, REPORT, PAGE, LOG, FLARE_LOG, RIDER)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(r"[^/]+\.pt(\.lock)?"),

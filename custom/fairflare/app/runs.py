@@ -18,6 +18,7 @@ from fairflare.app.folders import (
     COMPARISON,
     COMPARISON_PAGE,
     FLARE_LOG,
+    RIDER,
     check_collection,
     check_path,
     content,
@@ -41,7 +42,7 @@ from fairflare.core.versions import all_versions
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.federation import audit
 from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.files import AUDIT, MODEL, is_file, read_json
+from fairflare.federation.files import AUDIT, MODEL, is_file, is_there, read_json
 from fairflare.federation.history import events
 from fairflare.federation.lock import locked
 from fairflare.federation.loop import Observer
@@ -130,6 +131,8 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
     with opened(folder):
         if not is_run(folder):
             raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} of one; `fairflare run` begins")
+        if is_there(folder / RIDER):
+            raise UserError(f"{folder}: a free rider is simulated in it; the same `fairflare riders` goes on")
         described = read_json(folder / CONFIG)
         run_history = check_resumable(folder)
         config, env = RunConfig.from_json(described), described.get("env")

@@ -462,7 +462,7 @@ class LocalSites:
         workers, method = 1 if config.stacked else min(workers, len(names)), start_method(config.threads)
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
-        self.transport: InProcess | InWorkers
+        self.transport: Transport
         if workers == 1:
             self.transport = (Stacked if config.stacked else InProcess)(build(names, *back))
         else:

@@ -22,6 +22,8 @@ from fairflare.report.agreement import (
 )
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import holm, paired, verdict
+from fairflare.report.table_model import Cell, Column, Form, Row, Table
+from fairflare.report.values import plural
 
 Json = dict[str, Any]
 EXACT_TO = 6
@@ -83,6 +85,61 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
         for site in sites
     }
     return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": _agreement(found, labels)}
+
+
+def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
+    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights.
+
+    Args:
+        found: the content of contribution.json.
+    """
+    together, how = found["together"], found["shapley_by"]
+    columns = [
+        Column("drop", "Drop without it", group="Leave-one-out", form=Form(signed=True)),
+        Column("p_holm", "p (Holm)", group="Leave-one-out"),
+        Column("loo_share", "Share", group="Leave-one-out"),
+        Column("verdict", "By the interval", group="Leave-one-out", words=True),
+    ]
+    if together["shapley"]:
+        columns += [Column("value", "Value", group="Shapley"), Column("se", "Sampling error", group="Shapley")]
+        columns += [Column("shapley_share", "Share", group="Shapley")]
+    rows = [Row(site, site, _cells(site, one, together["shapley"])) for site, one in together["leave_one_out"].items()]
+    drawn = "" if not how or how["exact"] else f" Shapley values are of {how['permutations']} drawn orders per seed."
+    caption = (
+        f"Score: {found['metric']}, mean over all sites' own test splits, of federations trained without the site "
+        f"(drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or brackets: "
+        f"95 % interval (Student t).{drawn} Shares count what is negative as 0."
+    )
+    return [
+        Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption),
+        _agreement_table(together["agreement"]),
+    ]
+
+
+def _cells(site: str, one: Json, values: Json | None) -> dict[str, Cell]:
+    cells = {"drop": Cell.of(one["drop"], half=False), "p_holm": Cell(one["drop"]["p_holm"])}
+    cells |= {"loo_share": Cell.of(one["share"]), "verdict": Cell.text(one["verdict"])}
+    if values:
+        cells |= {"value": Cell.of(values[site]["value"]), "se": Cell(values[site]["se"])}
+        cells |= {"shapley_share": Cell.of(values[site]["share"])}
+    return cells
+
+
+def _agreement_table(found: Mapping[str, Any]) -> Table:
+    titles = {"pearson_x100": "Pearson x 100", "spearman": "Spearman", "cosine": "Cosine", "euclid": "Distance"}
+    groups = {"leave_one_out": "Leave-one-out shares", "shapley": "Shapley shares"}
+    used = [kind for kind in groups if any(kinds[kind] is not None for kinds in found.values())]
+    columns = tuple(
+        Column(f"{kind}-{name}", title, group=groups[kind], better="lower" if name == "euclid" else "higher")
+        for kind in used
+        for name, title in titles.items()
+    )
+    rows = [
+        Row(label, label, {f"{kind}-{name}": Cell.of(kinds[kind][name]) for kind in used for name in titles})
+        for label, kinds in found.items()
+    ]
+    caption = "Weights of the last round (examples: shares of the examples) beside what the sites contribute."
+    return Table("agreement", "Agreement of weights with contributions", columns, tuple(rows), caption=caption)
 
 
 def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:

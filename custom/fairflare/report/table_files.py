@@ -140,6 +140,7 @@ def write_tables(
     figures: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
+    with_json: bool = True,
 ) -> list[Path]:
     """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
 
@@ -152,10 +153,12 @@ def write_tables(
         figures: see ``as_html``.
         facts: see ``as_html``; stands in the Markdown and JSON files, too.
         more: further values of the JSON file.
+        with_json: False where the caller writes NAME.json in a form of its own.
     """
     told = dict(facts or {})
     content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
-    save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
+    if with_json:
+        save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
     texts: dict[str, str] = {
         "csv": as_csv(*tables),
         "md": _document(title, tables, lead, told),
@@ -164,7 +167,7 @@ def write_tables(
     }
     for ending, text in texts.items():
         save_text(folder / f"{name}.{ending}", text)
-    return [folder / f"{name}.{ending}" for ending in ENDINGS]
+    return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]
 
 
 def latex(text: str) -> str:
