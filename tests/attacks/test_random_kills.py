@@ -25,11 +25,24 @@ from fairflare.report.write import verify_run
 from fairflare.trainers.base import Trainer
 
 KILLS, ATTEMPTS = 5, 15
-"""Of each method's run: so many kills, in at most so many commands."""
+"""Of a run of one of the papers' methods: so many kills, in at most so many commands."""
+PAPERS = ("fedavg", "fedce", "fedheal", "fedism", "fedism-plus", "fedlwr", "fedufo")
 SMALL = ["--task", "support2:dirichlet", "--sites", "3", "--set", "epochs=1"]
 SCORED = ["--task", "digits", "--sites", "4", "--set", "epochs=1", "--set", "images_per_site=24",
           "--set", "test_images=20", "--set", "site_test_images=8"]  # fmt: skip
 """A task whose models are scored on shared test sets."""
+TASKS = {"table": [*SMALL, "--set", "local_steps=1"], "images": [*SCORED, "--set", "local_steps=1"]}
+"""What every method trains on for two rounds."""
+SGD = ["--set", "optimizer=sgd", "--set", "momentum=0", "--set", "weight_decay=0"]
+NEEDS = {
+    ("scaffold", "table"): SGD,
+    ("scaffold", "images"): SGD,
+    ("fedbn", "images"): ["--set", "model=small-cnn-bn"],
+    ("silobn", "images"): ["--set", "model=small-cnn-bn"],
+}
+"""What a method needs of the training or of the network."""
+REFUSED = {(method, "table"): "expected a network with BatchNorm" for method in ("fedbn", "silobn")}
+"""What cannot be: no network of the table has such layers."""
 FORK = multiprocessing.get_context("fork")
 POINTS = [
     (state.os, "replace"), (state.os, "fsync"), (state.os, "open"), (state.tempfile, "mkstemp"), (AuditLog, "append"),
@@ -96,9 +109,21 @@ def warm(tmp_path_factory):
     assert stop.value.code == 0
 
 
-@pytest.mark.parametrize("method", sorted(methods()))
+@pytest.mark.parametrize("method", PAPERS)
 def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
     _kill_at_random(method, SMALL, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_every_method_trains_and_is_killed_once(method, task, tmp_path):
+    options = [*TASKS[task], *NEEDS.get((method, task), ())]
+    if reason := REFUSED.get((method, task)):
+        code, _ = command(["run", method, *options, "--out", tmp_path / "run"], int, tmp_path / "said")
+        assert code == 2 and reason in " ".join((tmp_path / "said").read_text().split())
+    else:
+        _kill_at_random(method, options, tmp_path, kills=1, rounds=2)
 
 
 def test_killed_at_random_a_run_says_the_same_scores_once(tmp_path):
@@ -124,17 +149,17 @@ def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_p
     _kill_at_random(method, SMALL, tmp_path)
 
 
-def _kill_at_random(method, options, tmp_path):
+def _kill_at_random(method, options, tmp_path, kills=KILLS, rounds=3):
     chance, said = random.Random(f"kills of {method}"), tmp_path / "said"
-    run = ["run", method, *options, "--rounds", "3", "--out"]
+    run = ["run", method, *options, "--rounds", str(rounds), "--out"]
     calls = FORK.Value("i")
     code, seconds = command([*run, tmp_path / "whole"], lambda: at_call(-1, calls), said)
     assert code == 0, said.read_text()
-    wanted, kills, moments = verify_run(tmp_path / "whole")[-1]["model_sha256"], 0, []
+    wanted, killed, moments = _bits(verify_run(tmp_path / "whole")), 0, []
     folder, done = tmp_path / "run", False
     words = [*run, folder]
     for _ in range(ATTEMPTS):
-        if kills < KILLS:
+        if killed < kills:
             moment, number = chance.uniform(0, seconds), chance.randrange(calls.value)
             by_time = chance.random() < 0.4
             prepare = (lambda t=moment: after(t)) if by_time else (lambda n=number: at_call(n))
@@ -143,10 +168,10 @@ def _kill_at_random(method, options, tmp_path):
             prepare = int  # nothing
         code, _ = command(words, prepare, said)
         if code == -signal.SIGKILL or (code == 1 and "ended early (SIGKILL" in said.read_text()):
-            kills += 1
+            killed += 1
         elif code == 0 or "the run is complete" in said.read_text():
             done = True
-            if kills >= KILLS:
+            if killed >= kills:
                 break
             # Not killed, and over: another run, so that the kills are as many as was said.
             _check(folder, wanted, moments)
@@ -156,12 +181,18 @@ def _kill_at_random(method, options, tmp_path):
             words = [*run, folder]
             continue
         words = ["resume", folder] if folder.exists() else [*run, folder]
-    assert done and kills >= KILLS, (kills, moments)
+    assert done and killed >= kills, (killed, moments)
     _check(folder, wanted, moments)
+
+
+def _bits(entries):
+    """The final model, and what every site says of it and of its own."""
+    return entries[-1]["model_sha256"], next(entry["sites"] for entry in entries if entry["event"] == "evaluation")
 
 
 def _check(folder, wanted, moments):
     entries = verify_run(folder)
-    assert entries[-1]["model_sha256"] == wanted and entries[-1]["status"] == "completed", moments
-    assert not [p for p in folder.parent.rglob(".*")] and not (folder / "sites").exists(), moments
+    assert _bits(entries) == wanted and entries[-1]["status"] == "completed", moments
+    kept = [path.name for path in (folder / "sites").rglob("*") if not path.name.endswith(".personal.pt")]
+    assert not [p for p in folder.parent.rglob(".*")] and not kept, (moments, kept)
     assert not (folder / "unscored").exists(), moments
