@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.rules.feddyn import DRIFT, FedDyn
-from fairflare.trainers.feddyn import HISTORY, FedDynTrainer
+from fairflare.rules.fedavg import FedAvg
+from fairflare.trainers.feddyn import DRIFT, HISTORY, FedDynTrainer
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")
@@ -46,17 +46,18 @@ def local(trainer, rows, model, memory, sent, orders):
 def test_three_rounds(variant):
     """Means, starts and histories. Sites of equal size have the same alpha, and no gradient is clipped."""
     model = {key: torch.from_numpy(GOLDEN[f"global/{key}"]) for key in KEYS}
-    rule, trainer, memories, state = FedDyn(), FedDynTrainer(alpha=0.1, variant=variant), [{}, {}], {}
+    rule, trainer = FedAvg(weighting="uniform"), FedDynTrainer(alpha=0.1, variant=variant)
+    memories, state = [{}, {}], {}
     info = Info(Round(1, 3), known_sites=2, examples={"site-0": 20, "site-1": 20})
     for t in range(3):
         replies = []
         for k, rows in enumerate(SPLITS):
-            sent, orders = rule.tensors_for(state, f"site-{k}", info), rule.orders(state, f"site-{k}", info)
+            sent, orders = trainer.tensors_for(state, f"site-{k}", info), trainer.orders(state, f"site-{k}", info)
             after, _ = local(trainer, rows, model, memories[k], sent, orders)
             update = {key: after[key] - model[key] for key in KEYS}
             replies.append(Reply(f"site-{k}", update, 20, trainable=frozenset(KEYS)))
-        outcome = rule.aggregate(model, replies, state, info)
-        model, state = outcome.model, outcome.state
+        state = trainer.collect(model, replies, state, info)
+        model = rule.aggregate(model, replies, {}, info).model
         start = {key: model[key] + state[DRIFT][key] for key in KEYS}
         found = (flat(model), flat(start), np.stack([flat(memory[HISTORY]) for memory in memories]))
         for value, name in zip(found, ("avg", "cloud", "hist"), strict=True):

@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.rules.feddyn import DRIFT, FedDyn
+from fairflare.rules.fedavg import FedAvg
 from fairflare.testing.example import copied, work_of_round
-from fairflare.trainers.feddyn import HISTORY, FedDynTrainer
+from fairflare.trainers.feddyn import DRIFT, HISTORY, FedDynTrainer
 from fairflare.trainers.sgd import PlainTrainer
 
 PLAIN = Training(epochs=20, lr=0.1, batch_size=2, optimizer="sgd", momentum=0.0, weight_decay=0.0)
@@ -32,11 +31,12 @@ class Parabola:
         return lambda outputs, targets, reduction="mean": self.steepness / 2 * (outputs - self.centre).square().mean()
 
 
+MEAN = FedAvg(weighting="uniform")
 SITES = (Parabola(1.0, 0.0), Parabola(4.0, 1.0))
 OPTIMUM = 4 / 5
 
 
-def ends_at(trainer, rule, rounds=20):
+def ends_at(trainer, rounds=20):
     """The shared weight after so many rounds of twenty local steps each."""
     weight, state, memories = torch.zeros(1, 1), {}, [{}, {}]
     info = Info(Round(1, 1), known_sites=2)
@@ -46,21 +46,19 @@ def ends_at(trainer, rule, rounds=20):
             network = nn.Linear(1, 1, bias=False)
             network.load_state_dict({"weight": weight})
             work = LocalWork(network, data, PLAIN, Round(1, 1), 0, memory=memories[k], objective=data.objective)
-            work.tensors = rule.tensors_for(state, f"site-{k}", info)
+            work.tensors = trainer.tensors_for(state, f"site-{k}", info)
             trainer.train(work)
             update = {"weight": network.weight.detach() - weight}
             replies.append(Reply(f"site-{k}", update, 2, trainable=frozenset(update)))
-        outcome = rule.aggregate({"weight": weight}, replies, state, info)
-        weight, state = outcome.model["weight"], outcome.state
+        state = trainer.collect({"weight": weight}, replies, state, info)
+        weight = MEAN.aggregate({"weight": weight}, replies, {}, info).model["weight"]
     return weight.item()
 
 
 def test_it_ends_at_the_optimum_of_the_mean_loss_where_plain_averaging_does_not():
     """Twenty local steps take each site nearly to its own optimum; their plain mean is (0 + 1) / 2."""
-    assert ends_at(FedDynTrainer(alpha=0.5), FedDyn()) == pytest.approx(OPTIMUM, abs=0.01)
-    plain = FedDyn()
-    object.__setattr__(plain, "tensors_for", lambda state, site, info: {})
-    assert abs(ends_at(PlainTrainer(), plain) - OPTIMUM) > 0.1
+    assert ends_at(FedDynTrainer(alpha=0.5)) == pytest.approx(OPTIMUM, abs=0.01)
+    assert abs(ends_at(PlainTrainer()) - OPTIMUM) > 0.1
 
 
 def reply(site, value, **extra):
@@ -69,19 +67,20 @@ def reply(site, value, **extra):
 
 def test_the_drift_by_hand_with_a_site_that_is_away():
     """N = 2: after (1, 3) it is 2; the second site, away, keeps what it has moved, so that the mean moves by half."""
-    rule, info, model = FedDyn(), Info(Round(1, 3), known_sites=2), {"w": torch.zeros(1)}
-    outcome = rule.aggregate(model, [reply("a", 1.0), reply("b", 3.0)], {}, info)
-    assert outcome.model["w"].item() == 2 and outcome.state[DRIFT]["w"].item() == 2
-    later = rule.aggregate(outcome.model, [reply("a", 3.0)], outcome.state, info)
-    assert later.model["w"].item() == 5 and later.state[DRIFT]["w"].item() == 2 + (3 - 2) / 2
+    trainer, info, model = FedDynTrainer(), Info(Round(1, 3), known_sites=2), {"w": torch.zeros(1)}
+    state = trainer.collect(model, [reply("a", 1.0), reply("b", 3.0)], {}, info)
+    assert state[DRIFT]["w"].item() == 2 and trainer.tensors_for(state, "a", info) == state
+    later = trainer.collect({"w": torch.full((1,), 2.0)}, [reply("a", 3.0)], state, info)
+    assert later[DRIFT]["w"].item() == 2 + (3 - 2) / 2
 
 
 def test_running_statistics_are_averaged_and_do_not_drift():
     model = {"w": torch.zeros(1), "bn.running_var": torch.ones(1), "bn.num_batches_tracked": torch.tensor(3)}
     replies = [reply(site, 1.0, **{"bn.running_var": torch.tensor([v])}) for site, v in (("a", -0.9), ("b", -0.5))]
-    outcome = FedDyn().aggregate(model, replies, {}, Info(Round(1, 2), known_sites=2))
-    assert outcome.model["bn.running_var"].item() == pytest.approx(0.3)
-    assert set(outcome.state[DRIFT]) == {"w"} and outcome.model["bn.num_batches_tracked"] == 3
+    info = Info(Round(1, 2), known_sites=2)
+    after, state = MEAN.aggregate(model, replies, {}, info).model, FedDynTrainer().collect(model, replies, {}, info)
+    assert after["bn.running_var"].item() == pytest.approx(0.3) and after["bn.num_batches_tracked"] == 3
+    assert set(state[DRIFT]) == {"w"}
 
 
 def trained(trainer, memory=None, orders=None, tensors=None, change=lambda network: None):
@@ -109,12 +108,10 @@ def test_the_history_pulls_the_other_way():
 
 def test_the_reference_scales_alpha_by_the_sites_size():
     info = Info(Round(1, 2), known_sites=2, examples={"small": 10, "large": 30})
-    orders = FedDyn().orders({}, "small", info)
-    assert orders == {"alpha_scale": 2.0} and FedDyn().orders({}, "unknown", info) == {}
-    sent = [
-        trained(FedDynTrainer(0.01, v), orders=orders).send_numbers["dynamic_alpha"] for v in ("paper", "reference")
-    ]
-    assert sent == [0.01, 0.02]
+    orders = FedDynTrainer().orders({}, "small", info)
+    assert orders == {"alpha_scale": 2.0} and FedDynTrainer().orders({}, "unknown", info) == {}
+    work = work_of_round(1, orders=orders)
+    assert [FedDynTrainer(0.01, v)._alpha(work) for v in ("paper", "reference")] == [0.01, 0.02]
 
 
 def test_the_reference_clips_long_gradients():
@@ -127,9 +124,14 @@ def test_the_reference_clips_long_gradients():
     assert bias[0] < -200 and bias[1] > -20
 
 
-def test_another_trainer_is_refused():
-    with pytest.raises(UserError, match="dynamic_alpha"):
-        build_parts(make_config("feddyn", "support2", values={"trainer": "sgd"}))
+@pytest.mark.parametrize("rule", ["fedheal", "qfedavg"])
+def test_it_goes_with_any_rule_that_makes_one_model(rule):
+    assert make_config("feddyn", "support2", values={"rule": rule}).trainer == "feddyn"
+
+
+def test_models_of_the_sites_own_are_refused():
+    with pytest.raises(UserError, match="trainer feddyn: corrects the shared model"):
+        make_config("cgsv", "support2", values={"trainer": "feddyn"})
 
 
 def test_frozen_parameters_stay():

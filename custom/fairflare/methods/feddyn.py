@@ -10,8 +10,9 @@ method(
     "feddyn",
     title="FedDyn",
     summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
-    rule="feddyn",
+    rule="fedavg",
     trainer="feddyn",
+    settings={"rule.weighting": "uniform"},
     paper=Paper(
         authors="Acar et al.",
         title="Federated Learning Based on Dynamic Regularization",

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedDyn's half at a site: a regulariser that moves with the site's own history.
+"""FedDyn: at a site a regulariser that moves with the site's own history, at the server the drift of all sites.
 
 start       w = wbar^t + drift, as the server sends them
 minimise    F_k(w) - <g_k, w> + alpha_k / 2 ||w - w^t||^2      w^t that start, g_k = -alpha_k sum of the site's past
 keep        g_k <- g_k - alpha_k (w_k - w^t)                    (w_k - w^t), kept here as that sum
+
+The rule makes wbar^{t+1}, in FedDyn itself the mean of the sites' models: what is evaluated, reported and saved. The
+server half, under any rule:
+
+h          <- h - alpha / N sum over S of (w_k - w^t)         N known sites, S those of the round
+w^{t+1}     = wbar^{t+1} - h / alpha               where the sites start; -h / alpha, the drift, is sent beside wbar
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,9 +23,9 @@ from torch import Tensor
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, LocalWork, Number, Outline, StateDict, TensorSpec
+from fairflare.core.types import Batch, Info, LocalWork, Outline, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
-from fairflare.trainers.base import Trainer
+from fairflare.trainers.base import ServerState, Trainer
 
 DRIFT = "drift"
 HISTORY = "feddyn history"
@@ -37,7 +44,8 @@ def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:
 class FedDynTrainer(Trainer):
     """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1), with the task's optimizer.
 
-    A site that misses rounds keeps its g_k. Under a rule that sends no drift the steps start from the received model.
+    A site that misses rounds keeps its g_k. Only trainable parameters drift; running statistics are the rule's. alpha
+    is the sites' alone: the server keeps -h / alpha, the mean over the known sites of all that they have moved.
 
     Args:
         alpha: > 0; the authors choose among 0.1, 0.01 and 0.001.
@@ -45,9 +53,6 @@ class FedDynTrainer(Trainer):
             of norm above 10, taken without the terms that are linear in w, is scaled down to it.
     """
 
-    sends: ClassVar[tuple[Number | TensorSpec, ...]] = (
-        Number("dynamic_alpha", 0.0, 1e9, "FedDyn's alpha at the site", required=True),
-    )
     receives: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec(DRIFT, parameters, "from the mean of the sites' models to where their training starts, -h / alpha"),
     )
@@ -57,6 +62,29 @@ class FedDynTrainer(Trainer):
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
+
+    @property
+    def corrects(self) -> bool:
+        """The drift is one for all sites: it is where they start beside the one model that they share."""
+        return True
+
+    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
+        """The drift, the same for every site; nothing before the first round."""
+        return dict(state)
+
+    def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
+        """n / (K n_k), by which the authors' code scales alpha (``variant=reference``)."""
+        own, everyone = info.examples.get(site, 0), info.examples.values()
+        return {"alpha_scale": sum(everyone) / len(everyone) / own} if own else {}
+
+    def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
+        """The drift after this round: a site started at the model + drift, so that it moved D_k - drift."""
+        n, drift = max(info.known_sites, len(replies)), state.get(DRIFT, {})
+        after = {}
+        for key in sorted(replies[0].trainable):
+            total = sum((reply.update[key] for reply in replies[1:]), replies[0].update[key].clone())
+            after[key] = _moved(total, drift.get(key), len(replies), n)
+        return {DRIFT: {**drift, **after}}
 
     @torch.no_grad()
     def setup(self, work: LocalWork) -> None:
@@ -90,7 +118,6 @@ class FedDynTrainer(Trainer):
         """Keep the history with this round in it."""
         past, anchor = work.scratch["past"], work.scratch["anchor"]
         work.memory[HISTORY] = {key: past[key] + (w - anchor[key]) for key, w in _trained(work).items()}
-        work.send_numbers["dynamic_alpha"] = work.scratch["alpha"]
 
     def _alpha(self, work: LocalWork) -> float:
         scale = work.orders.get("alpha_scale", 1.0) if self.variant == "reference" else 1.0
@@ -105,3 +132,9 @@ def _trained(work: LocalWork) -> StateDict:
 def _gradient(parameter: Any) -> Tensor:
     gradient: Tensor = parameter.grad
     return gradient
+
+
+def _moved(total: Tensor, drift: Tensor | None, here: int, known: int) -> Tensor:
+    """drift + 1/N sum over S of (D_k - drift), in the update's type or float32 if that is wider."""
+    total = total.to(torch.promote_types(total.dtype, torch.float32))
+    return total / known if drift is None else drift + (total - here * drift) / known
