@@ -285,6 +285,7 @@ def contribution(
 @click.option(
     "--preset", "presets", multiple=True, metavar="T:PRESET", help="Another preset of task T; repeat for more."
 )
+@click.option("--data", multiple=True, metavar="KEY", help="Only this data set of a table of several; repeatable.")
 @click.option("--stand-in", is_flag=True, help="Measure on the embedded tasks, whatever data are there.")
 @set_option
 @workers_option
@@ -298,6 +299,7 @@ def paper(
     seeds: str | None,
     rounds: int | None,
     presets: tuple[str, ...],
+    data: tuple[str, ...],
     stand_in: bool,
     pairs: tuple[str, ...],
     workers: int | None,
@@ -327,6 +329,7 @@ def paper(
         values=parse_pairs(pairs),
         presets=preset_pairs(presets),
         stand_in=stand_in,
+        data=data,
     )
     found = make_exhibit(named(name), out, chosen, command=command or f"fairflare paper {name}", workers=workers)
     console.dump(found) if as_json else show_written(found)

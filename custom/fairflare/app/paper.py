@@ -21,12 +21,15 @@ from fairflare.app.catalogue import method_rows
 from fairflare.app.comparison import arms
 from fairflare.app.folders import check_collection, check_path, created, opened
 from fairflare.app.paper_list import DATA_FOLDER
+from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.parallel import budget, run_all
 from fairflare.app.runs import run_once
+from fairflare.app.second_look import dealt, parse_options
 from fairflare.app.times import PAPERS, remember, speed_of
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig, checked_config
 from fairflare.core.errors import UserError
+from fairflare.core.validation import shown as shown_text
 from fairflare.core.versions import all_versions
 from fairflare.federation import audit
 from fairflare.federation.files import AUDIT, read_json
@@ -56,6 +59,7 @@ class Choices:
         values: ``--set`` pairs of all runs.
         presets: task -> preset in place of the declared one.
         stand_in: measure on the embedded tasks, whatever data are there.
+        data: keys of data sets; empty: all.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -63,6 +67,7 @@ class Choices:
     values: Values = dataclasses.field(default_factory=dict)
     presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stand_in: bool = False
+    data: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +105,17 @@ class Plan:
         self.configs: dict[str, RunConfig] = {}
         self.labels: dict[str, str] = {}
         self._choices = choices
-        self.tables = [self._measurable(table) for table in exhibit.tables]
+        known = list(dict.fromkeys(data.key for table in exhibit.tables for data in table.data))
+        if strange := [key for key in choices.data if key not in known]:
+            raise UserError(f"--data: {exhibit.name} has {', '.join(known)}, got {shown_text(strange[0])}")
+        self.tables = [self._measurable(table) for table in exhibit.tables if self._wanted(table)]
         self.places = [[self._place(table, block.data) for block in table.blocks] for table in self.tables]
 
     def _measurable(self, table: Table) -> Table:
         """The table without the data sets that nothing stands for, or that only what stands for another stands for."""
         found: dict[tuple[str, str], Data] = {}
         missing: list[Data] = []
-        for data in table.data:
+        for data in self._wanted(table):
             task, stands_in = self.task_of(data)
             key = (task, str(sorted(data.other.items()))) if stands_in else (task, data.key)
             if not task or key in found:
@@ -117,14 +125,19 @@ class Plan:
         if not found:
             needs = ", ".join(name for data in table.data for name in data.needs)
             raise UserError(f"{table.title}: expected {needs} in the folder that {DATA_FOLDER} names")
-        left = tuple(block for block in table.blocks if block.data not in missing)
+        left = tuple(block for block in table.blocks if block.data in found.values())
         words = [f"{data.title} is not here, and no embedded task stands for it alone: left out." for data in missing]
         return dataclasses.replace(table, blocks=left, note=" ".join([*words, table.note]).strip())
+
+    def _wanted(self, table: Table) -> list[Data]:
+        return [data for data in table.data if not self._choices.data or data.key in self._choices.data]
 
     def _place(self, table: Table, data: Data) -> Place:
         task, stands_in = self.task_of(data)
         place = Place(data, task, stands_in)
-        for row in table.rows if table.draw != "density" else ():
+        for row in table.rows:
+            if not row.is_for(stands_in):
+                continue
             place.runs[row.key] = self._arm(table, place, row, row.label_on(data))
             for label in table.references:
                 place.references[row.key, label] = self._arm(table, place, row, label)
@@ -209,7 +222,7 @@ def make_exhibit(
     for name in _folders(plan):
         check_collection(folder / name)
     listed = list(plan.configs.items())
-    at_once = budget(workers, "local", listed)
+    at_once = budget(workers, "local", listed) if listed else 1
     speed = speed_of(folder)
     _announce(exhibit, plan, speed, at_once)
     with _all_opened(folder, _folders(plan)):
@@ -222,7 +235,8 @@ def make_exhibit(
 
 def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     """Tables and figures from the finished runs; see ``make_exhibit``."""
-    runs = {path: _run(folder / path) for path in plan.configs}
+    looks = _looks(plan)
+    runs = {path: _run(folder / path, config, looks.get(path, ())) for path, config in plan.configs.items()}
     shown: list[Shown] = []
     figures: list[str] = []
     facts = {"Command": command, "Machine": machine(), "Versions": _versions()}
@@ -230,7 +244,7 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
         printed, source = published.read(table.published) if table.published else (None, "")
-        shown.append(tabulated(table, key, used, printed))
+        shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
         facts |= {"Published numbers": source} if source else {}
         figures += drawn(table, shown[-1])
     out = folder / PAPERS
@@ -249,6 +263,29 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         "files": [str(path) for path in files],
         "tables": [table.to_json() for table in shown],
     }
+
+
+def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> Shown:
+    """The table itself, or what a landscape or density has in its place."""
+    if table.draw == "landscape":
+        titles = {row.key: row.title for row in table.rows}
+        found = [(titles[key], min(seeds.items())[1]) for place in places for key, seeds in place.runs.items()]
+        return landscape(table, shown, [(title, plan.configs[path], folder / path) for title, path in found])
+    if table.draw == "density":
+        options = [place.data.other if place.stands_in else place.data.settings for place in places]
+        return densities(table, shown, [(p.data.title, p.task, own) for p, own in zip(places, options)])
+    return shown
+
+
+def _looks(plan: Plan) -> dict[str, list[str]]:
+    """Path -> the options whose mixtures of test patients its final model is measured on."""
+    found: dict[str, list[str]] = {}
+    for table, places in zip(plan.tables, plan.places, strict=True):
+        for block, place in zip(table.blocks, places, strict=True):
+            options = [str(c.given["options"]) for c in block.columns if c.measure == "elsewhere"]
+            for path in (path for seeds in place.runs.values() for path in seeds.values() if options):
+                found.setdefault(path, []).extend(options)
+    return found
 
 
 def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
@@ -304,8 +341,8 @@ def _beside(table: Table, place: Place, row: str, seed: int, runs: Mapping[str, 
     return Beside(references, without, references.get(table.left_out))
 
 
-def _run(folder: Path) -> Run:
-    """A finished run's report and what its log says of the last rounds on the shared test sets."""
+def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
+    """A finished run's report, what its log says of the last rounds, and its final model on other mixtures."""
     from fairflare.report.write import REPORT
 
     scores = {
@@ -313,7 +350,10 @@ def _run(folder: Path) -> Run:
         for entry in events(audit.verify(folder / AUDIT))
         if entry["event"] == "scores"
     }
-    return Run(read_json(folder / REPORT), scores)
+    report = read_json(folder / REPORT)
+    higher = bool(report["detail"]["higher_is_better"])
+    elsewhere = {one: dealt(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
+    return Run(report, scores, elsewhere)
 
 
 def _versions() -> str:

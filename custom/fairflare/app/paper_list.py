@@ -127,6 +127,8 @@ def _runs(
             task, stands_in = chosen[data.key]
             fixed = dict(data.other if stands_in else data.settings) | dict(table.values)
             for row in table.rows:
+                if not row.is_for(stands_in):
+                    continue
                 values = fixed | dict(row.values)
                 labels = [(row.label_on(data), ""), *((label, "") for label in table.references)]
                 labels += _left_out(table, presets.get(task, {}))

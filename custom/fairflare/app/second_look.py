@@ -117,7 +117,7 @@ def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]
     rows = [{"options": dict(one), "methods": {}} for one in options]
     for label, found in arms.items():
         for one in rows:
-            runs = [_dealt(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
+            runs = [dealt(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
             one["methods"][label] = {
                 **{name: mean_ci(run[name] for run in runs) for name in (*RESAMPLED, "std_sample")},
                 "runs": [{"seed": seed, **run} for seed, run in zip(found, runs, strict=True)],
@@ -151,7 +151,8 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
     return {name: _score(parts.task, *_predicted(parts, config, own)) for name, own in data.items()}
 
 
-def _dealt(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
+def dealt(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
+    """Mean, worst, std, std_sample, gap and sites of one run's final model, see ``elsewhere``."""
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
     predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}

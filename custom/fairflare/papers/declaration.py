@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Better = Literal["", "higher", "lower"]
 Spread = Literal["", "seeds", "last-rounds"]
+Only = Literal["", "own", "stand-in"]
 Settings = Mapping[str, str]
 NOT_CHECKED = (
     "Which rows and columns the paper prints could not be checked against its pages; methods, data sets and metrics "
@@ -55,6 +56,8 @@ class Row:
         group: heading over neighbouring rows.
         on: data key -> label in place of ``label``, where a paper tuned it for each data set.
         values: ``--set`` pairs of this row's runs that change the data or the protocol (a corruption ratio).
+        given: arguments of every column's measure for this row.
+        only: "own" or "stand-in" where the row is for one of the two alone.
     """
 
     key: str
@@ -63,10 +66,16 @@ class Row:
     group: str = ""
     on: Mapping[str, str] = field(default_factory=dict)
     values: Settings = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    only: Only = ""
 
     def label_on(self, data: Data) -> str:
         """The METHOD that runs on ``data``."""
         return self.on.get(data.key, self.label)
+
+    def is_for(self, stands_in: bool) -> bool:
+        """Whether the row belongs where the data only stand in for the paper's, or where they are these."""
+        return not self.only or (self.only == "stand-in") is stands_in
 
 
 @dataclass(frozen=True)

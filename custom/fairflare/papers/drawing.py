@@ -54,17 +54,20 @@ def standalone(svg: str) -> str:
 
 
 def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A line per column over the rows, which are points on the x axis; the band is the spread."""
+    """A line per column and group of rows over these, which are points on the x axis; the band is the spread."""
     axes = figure.subplots()
-    numbers = [number(_float(row.title)) for row in table.rows]
-    places = [float(i) if value is None else value for i, value in enumerate(numbers)]
-    if None in numbers:
-        places = [float(i) for i in range(len(table.rows))]
-        axes.set_xticks(places, [short(row.title, 12) for row in table.rows])
-    known = False
-    for style, column in zip(_styles(), columns):
-        cells = [table.cell(row, column) for row in table.rows]
-        known |= _line(axes, places, cells, column, style, marker="o", label=short(column.title, 30))
+    titles = list(dict.fromkeys(row.title for row in table.rows))
+    at = {title: number(_float(title)) for title in titles}
+    if None in at.values():
+        at = {title: float(i) for i, title in enumerate(titles)}
+        axes.set_xticks(range(len(titles)), [short(title, 12) for title in titles])
+    known, styles = False, iter(_styles())
+    for group, rows in groupby(table.rows, key=lambda row: row.group):
+        points = list(rows)
+        for column in columns:
+            label = short(": ".join(filter(None, (group, column.title))), 34)
+            places, cells = [at[row.title] or 0.0 for row in points], [table.cell(row, column) for row in points]
+            known |= _line(axes, places, cells, column, next(styles), marker="o", label=label)
     _axes(figure, axes, panel)
     return known
 

@@ -8,13 +8,14 @@ last five rounds into its standard deviation. A site that keeps a model of its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairflare.report import fairness
 from fairflare.report.agreement import agreement, leave_one_out_shares
 from fairflare.report.fairness import client_std
+from fairflare.report.groups import harmonic
 from fairflare.report.values import number
 
 Json = Mapping[str, Any]
@@ -30,10 +31,13 @@ class Run:
     Attributes:
         report: the content of report.json.
         scores: round -> shared test set -> metric -> value, of the rounds that were scored.
+        elsewhere: options of the task ("alpha=1") -> mean, std_sample and more of the final model on test patients that
+            are dealt to the sites as these options say.
     """
 
     report: Json
     scores: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    elsewhere: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def detail(self) -> Json:
@@ -156,7 +160,7 @@ def over_groups(run: Run, beside: Beside, which: str) -> Values:
     """Of the groups: overall (weighted by size), uniform, gap, worst, disparity (sample sd), and the levels' two.
 
     "sites" is the disparity over sites, "groups" that over groups; "harmonic" and "harmonic-printed" are the two forms
-    of their harmonic mean.
+    of their harmonic mean, "harmonic-accuracy" that of the mean accuracies over sites and over groups.
     """
     found = run.detail["groups"]
     if not found:
@@ -164,6 +168,9 @@ def over_groups(run: Run, beside: Beside, which: str) -> Values:
     worst, levels = (found.get("worst") or {}).get("value"), found.get("levels") or {}
     values = {"worst": worst, "disparity": found["disparity"]["sample"], **levels}
     values |= {"harmonic-printed": levels.get("harmonic_printed")}
+    accuracies = [fairness.mean(at_sites(run, "accuracy")), number(found.get("uniform"))]
+    known = [value for value in accuracies if value is not None]
+    values |= {"harmonic-accuracy": harmonic(*known) if len(known) == 2 else None}
     return {"": _one(values[which] if which in values else found.get(which))}
 
 
@@ -212,21 +219,21 @@ def like_left_out(run: Run, beside: Beside, which: str) -> Values:
 
 
 @measure("drops")
-def drops(run: Run, beside: Beside) -> Values:
+def drops(run: Run, beside: Beside, prefix: str = "") -> Values:
     """A column per site: how much the mean over all sites' scores falls when it is left out of training."""
-    return {site: _one(value) for site, value in _drops(beside).items()}
+    return {prefix + site: _one(value) for site, value in _drops(beside).items()}
 
 
 @measure("shares")
-def shares(run: Run, beside: Beside) -> Values:
+def shares(run: Run, beside: Beside, prefix: str = "") -> Values:
     """A column per site: its share of these drops."""
-    return {site: _one(value) for site, value in _shares(beside).items()}
+    return {prefix + site: _one(value) for site, value in _shares(beside).items()}
 
 
 @measure("weights")
-def weights(run: Run, beside: Beside) -> Values:
+def weights(run: Run, beside: Beside, prefix: str = "") -> Values:
     """A column per site: its weight in the last round."""
-    return {site: _one(value) for site, value in final_weights(run).items()}
+    return {prefix + site: _one(value) for site, value in final_weights(run).items()}
 
 
 @measure("weight-of")
@@ -245,17 +252,28 @@ def rounds(run: Run, beside: Beside, which: str = "mean") -> Values:
 
 
 @measure("site-weights")
-def site_weights(run: Run, beside: Beside, site: str) -> Values:
-    """A column per round: the weight of the site of this name."""
+def site_weights(run: Run, beside: Beside, index: int) -> Values:
+    """A column per round: the weight of a site, the first one's index being 1."""
+    names = list(run.report["sites"])
+    site = names[index - 1] if index <= len(names) else ""
     return {str(row["round"]): _one(row["weights"].get(site)) for row in run.detail["rounds"]}
 
 
 @measure("note")
 def note(run: Run, beside: Beside, name: str) -> Values:
-    """A column per site or layer: what the method's rule noted under ``name``, in its last round."""
-    found = next((one for one in run.detail["notes"] if one.get("name") == name), None)
-    rows: Sequence[Json] = (found or {}).get("rows") or ()
-    return {str(row["site"]): _one(row.get("last")) for row in rows if "site" in row}
+    """A column per site: what the method's rule noted under ``name`` in the last round, of layers their mean."""
+    found: Json = next((one for one in run.detail["notes"] if one.get("name") == name), {})
+    values: Values = {str(row["name"]): _one(row.get("last")) for row in found.get("rows") or ()}
+    for columns in (found.get("table") or {}).values():
+        for site, value in columns.items():
+            values.setdefault(str(site), []).extend(_one(value))
+    return {site: _one(sum(known) / len(known)) for site, known in values.items() if known}
+
+
+@measure("elsewhere")
+def elsewhere(run: Run, beside: Beside, options: str, which: str) -> Values:
+    """Mean, worst, std, std_sample or gap over sites, test patients dealt as ``options`` say."""
+    return {"": _one((run.elsewhere.get(options) or {}).get(which))}
 
 
 def evaluated(name: str, run: Run, beside: Beside, given: Mapping[str, Any]) -> Values:

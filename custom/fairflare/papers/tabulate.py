@@ -50,6 +50,8 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
     columns = [column for columns, _ in found for column in columns]
     rows = []
     for row in table.rows:
+        if not any(row.is_for(one.stands_in) for one in used):
+            continue
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
     shown = model.Table(
@@ -112,7 +114,7 @@ def _values(column: Column, row: Row, used: Used) -> list[Values]:
     """For each seed what the measure says; [] where the row has no runs here."""
     beside = used.beside.get(row.key, {})
     return [
-        evaluated(column.measure, run, beside.get(seed, Beside()), column.given)
+        evaluated(column.measure, run, beside.get(seed, Beside()), {**column.given, **row.given})
         for seed, run in sorted(used.runs.get(row.key, {}).items())
     ]
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss around a model, on a plane of two random directions (Li et al., NeurIPS 2018, arXiv:1712.09913)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Parameters = Mapping[str, Tensor]
+
+
+def filter_normalised(parameters: Parameters, generator: torch.Generator) -> dict[str, Tensor]:
+    """A Gaussian direction of which every filter has the length of the model's (Section 4 of the paper).
+
+    A filter is what one entry of a tensor's first dimension holds. Tensors of one dimension (biases, normalisation) are
+    not moved, as in the paper's code; so a model's scale does not make its surroundings look sharp or flat.
+
+    Args:
+        parameters: name -> tensor; their order decides what is drawn.
+        generator: on the CPU.
+
+    Returns:
+        Tensors of the same names, shapes and types.
+    """
+    found = {}
+    for name, value in parameters.items():
+        drawn = torch.randn(value.shape, generator=generator).to(value)
+        if value.dim() < 2:
+            found[name] = torch.zeros_like(value)
+            continue
+        lengths = (_norms(value) / _norms(drawn).clamp_min(1e-12)).reshape(-1, *[1] * (value.dim() - 1))
+        found[name] = drawn * lengths
+    return found
+
+
+def loss_grid(
+    loss: Callable[[dict[str, Tensor]], float],
+    parameters: Parameters,
+    first: Parameters,
+    second: Parameters,
+    steps: Sequence[float],
+) -> list[list[float]]:
+    """loss(w + a d_1 + b d_2) for every a (outer list) and b (inner list) in ``steps``.
+
+    Args:
+        loss: of parameters by name.
+        parameters: w.
+        first: d_1, with entries of the same names.
+        second: d_2.
+        steps: factors; 0 gives the loss of w itself.
+    """
+    return [
+        [loss({name: w + a * first[name] + b * second[name] for name, w in parameters.items()}) for b in steps]
+        for a in steps
+    ]
+
+
+def _norms(value: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1)
+    return found

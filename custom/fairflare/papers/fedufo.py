@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedUFO (Zhang et al., Patterns 2024): disparity over sites and groups of patients on tables of health records."""
+
+from __future__ import annotations
+
+from fairflare.papers.declaration import Block, Column, Data, Paper, Row, Table, figure, table
+
+SUPPORT2 = "9,105 patients of SUPPORT2 in two shares with skewed outcomes"
+TWO = {"n_sites": "2"}
+COVID = Data(
+    key="covid",
+    title="COVID-19 Brazil",
+    task="covid-brazil:dirichlet",
+    needs=("covid_brazil.csv",),
+    stand_in="support2:dirichlet",
+    words=SUPPORT2,
+    other={**TWO, "alpha": "0.5"},
+)
+FETAL = Data(
+    key="fetal",
+    title="Fetal monitoring (CTG)",
+    task="ctg:small",
+    needs=("CTG.xls",),
+    stand_in="support2:dirichlet",
+    words=f"{SUPPORT2} (alpha 10000: hardly any skew)",
+    settings={"label": "CLASS"},
+    other={**TWO, "alpha": "10000"},
+)
+SUPPORT = Data(
+    key="support",
+    title="SUPPORT",
+    task="support:small",
+    needs=("support.xlsx",),
+    stand_in="support2:dirichlet",
+    words=f"{SUPPORT2} (alpha 1)",
+    other={**TWO, "alpha": "1"},
+)
+SEER = Data(
+    key="seer",
+    title="SEER",
+    task="seer-prostate:small",
+    needs=("seer",),
+    stand_in="support2:dirichlet",
+    words=f"{SUPPORT2} (alpha 10)",
+    other={**TWO, "alpha": "10"},
+)
+RACE = {"group_by": "label+race"}
+CLEAN = (
+    "Columns that hold the outcome are left out of the features, so that the paper's accuracies cannot be had; local "
+    "training is SGD, under which weights on the loss act, where the paper has Adam, which undoes them."
+)
+METRIC = "Disparity is the sample standard deviation (ddof 1) of accuracies, of a group pooled over sites. " + CLEAN
+LEVELS = (
+    Column("overall", "Overall accuracy", "over-groups", {"which": "overall"}, digits=4),
+    Column("group", "group", "groups", digits=4),
+    Column("attribute", "Disparity over groups", "over-groups", {"which": "disparity"}, better="lower", digits=4),
+    Column("client", "Disparity over clients", "over-groups", {"which": "sites"}, better="lower", digits=4),
+)
+OTHERS = (
+    Row("global", "Global", "pooled"),
+    Row("split", "Split", "solo"),
+    Row("fedavg", "FedAvg", "fedavg:weighting=uniform"),
+    Row("afl", "AFL", "afl"),
+    Row("qfedavg", "q-FedAvg", "qfedavg:q=0.0005"),
+)
+UFO = (
+    Row("c", "FedUFO_c", "fedufo:level=client"),
+    Row("a", "FedUFO_a", "fedufo:level=attribute"),
+    Row("m", "FedUFO_m", "fedufo:level=multi"),
+    Row("u", "FedUFO_u", "fedufo:level=unknown"),
+)
+METHODS = (*OTHERS, *UFO)
+FEDERATED = tuple(row for row in METHODS if row.key not in ("global", "split"))
+ALPHAS = ("0.1", "0.5", "1", "10")
+OVER = ("overall", "disparity")
+
+
+def printed(number: str, data: Data) -> Table:
+    """One data set's table of results."""
+    return Table(number, f"Methods on {data.title}", METHODS, (Block(data, LEVELS),), note=METRIC)
+
+
+def both_levels(number: str, words: str, which: str, better: str) -> Table:
+    """The harmonic mean of two levels on several data sets."""
+    column = Column(
+        "harmonic", "Harmonic", "over-groups", {"which": which}, "lower" if better == "lower" else "higher", 4
+    )
+    blocks = tuple(Block(data, (column,)) for data in (COVID, FETAL, SUPPORT))
+    return Table(number, words, FEDERATED, blocks, note=METRIC)
+
+
+def dealt(number: str, words: str, which: str) -> Table:
+    """Models that were trained at one skew, measured on test patients dealt at others."""
+    columns = tuple(
+        Column(f"at-{a}", f"test alpha {a}", "elsewhere", {"options": f"alpha={a}", "which": which}, digits=4)
+        for a in ALPHAS
+    )
+    if which != "mean":
+        columns = tuple(Column(c.key, c.title, c.measure, c.given, "lower", 4) for c in columns)
+    rows = tuple(
+        Row(f"{row.key}-{a}", f"{row.title}, trained at alpha {a}", row.label, group=row.title, values={"alpha": a})
+        for row in (OTHERS[2], UFO[2])
+        for a in ALPHAS
+    )
+    return Table(number, words, rows, (Block(COVID, columns),), note=f"AUC of each site's test patients. {CLEAN}")
+
+
+def opportunity(number: str, words: str, which: str, lower: bool) -> Table:
+    """Equal opportunity over race."""
+    column = Column(which, words, "opportunity", {"which": which}, better="lower" if lower else "higher", digits=4)
+    return Table(
+        number,
+        words,
+        FEDERATED,
+        (Block(COVID, (column, LEVELS[0])),),
+        values=RACE,
+        note=f"True-positive rates of those who died, over race; groups below the minimum count are left out. {CLEAN}",
+    )
+
+
+def swept(key: str, words: str, values: tuple[str, ...]) -> Table:
+    """A panel over values of one setting of FedUFO_m."""
+    rows = tuple(Row(f"{key}-{v}", v, f"fedufo:level=multi,rule.{key}={v}") for v in values)
+    columns = tuple(Column(w, w, "over-groups", {"which": w}, digits=4) for w in OVER)
+    return Table(key, words, rows, (Block(COVID, columns),), draw="curve", axes=(key, "accuracy, disparity"), stub=key)
+
+
+PAPER = Paper(
+    key="fedufo",
+    words="FedUFO (Zhang et al., Unified fair federated learning for digital healthcare, Patterns 2024)",
+    exhibits=(
+        *(
+            table("fedufo", number, f"Methods on {data.title}, by group and by client", printed(number, data))
+            for number, data in (("1", COVID), ("2", FETAL), ("3", SUPPORT), ("4", SEER))
+        ),
+        table(
+            "fedufo",
+            "5",
+            "Disparities of both levels in one number",
+            both_levels("5", "a b / (a + b) of the disparities over clients and groups", "harmonic-printed", "lower"),
+        ),
+        table(
+            "fedufo",
+            "6",
+            "Accuracies of both levels in one number",
+            both_levels("6", "2 a b / (a + b) of the mean accuracies over clients and groups", "harmonic-accuracy", ""),
+        ),
+        table("fedufo", "7", "Trained at one skew, tested at others: mean", dealt("7", "Mean over clients", "mean")),
+        table(
+            "fedufo",
+            "8",
+            "Trained at one skew, tested at others: disparity",
+            dealt("8", "Disparity over clients", "std_sample"),
+        ),
+        table(
+            "fedufo",
+            "9",
+            "Equal opportunity: the group that is recognised worst",
+            opportunity("9", "Least true-positive rate", "worst_tpr", False),
+        ),
+        table(
+            "fedufo",
+            "10",
+            "Equal opportunity: the gap",
+            opportunity("10", "Gap between true-positive rates", "gap", True),
+        ),
+        table(
+            "fedufo",
+            "11",
+            "Bytes and seconds of a round",
+            Table(
+                "11",
+                "Communication and time",
+                FEDERATED,
+                (
+                    Block(
+                        COVID,
+                        (
+                            Column("up", "Bytes up", "bytes", better="lower", digits=0),
+                            Column("down", "Bytes down", "bytes", {"way": "down"}, better="lower", digits=0),
+                            Column("seconds", "Seconds per round", "seconds", better="lower"),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        figure(
+            "fedufo",
+            "3",
+            "AUC over the rounds",
+            *(
+                Table(
+                    f"3-{which}",
+                    f"AUC of the received model on the validation splits, {words}",
+                    (OTHERS[2], *UFO),
+                    (Block(COVID, (Column("round", "round", "rounds", {"which": which}),)),),
+                    draw="rounds",
+                    axes=("round", "AUC"),
+                )
+                for which, words in (("mean", "mean over clients"), ("worst", "worst client"))
+            ),
+        ),
+        figure(
+            "fedufo",
+            "4",
+            "The hyper-parameters of FedUFO_m",
+            swept("gamma", "The step of the weights", ("0.05", "0.1", "0.5", "1", "2")),
+            swept("beta", "Clients against groups", ("0.1", "0.3", "0.5", "0.7", "0.9")),
+            swept("radius", "The radius of the ball", ("0", "0.1", "0.5", "1")),
+        ),
+    ),
+)
