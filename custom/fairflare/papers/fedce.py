@@ -37,6 +37,7 @@ FEDERATED = (
     Row("qfedavg", "q-FedAvg", "qfedavg"),
     Row("cffl", "CFFL", "cffl"),
     Row("cgsv", "CGSV", "cgsv"),
+    Row("fedci", "FedCI", "fedci"),
     Row("fedce-sum", "FedCE (sum)", "fedce:combine=sum"),
     Row("fedce-multi", "FedCE (multi)", "fedce:combine=multi"),
 )

@@ -41,6 +41,7 @@ HOSTS = (
     ("moon", "MOON", "trainer=moon"),
     ("feddyn", "FedDyn", "trainer=feddyn"),
     ("fedproc", "FedProc", "trainer=fedproc"),
+    ("fedproto", "FedProto", "trainer=fedproto,share=both"),
 )
 """Key, name and the setting that puts the host's local training under another rule."""
 OVER = (("", "", "fedavg"), ("afl", " + AFL", "afl"), ("q", " + q-FFL", "qfedavg"), ("heal", " + FedHEAL", "fedheal"))

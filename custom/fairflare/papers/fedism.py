@@ -51,6 +51,10 @@ OTHERS = (
     Row("fedavg", "FedAvg", "fedavg"),
     Row("afl", "Agnostic-FL", "afl:argmax=true"),
     *(Row(f"q-{q}", f"q-FedAvg, q = {q}", f"qffl:q={q}") for q in ("0.5", "1", "2", "5")),
+    *(
+        Row(f"fairfed-{beta}", f"FairFed, beta = {beta}", f"fairfed:metric=accuracy,beta={beta}")
+        for beta in ("0.1", "0.5", "1")
+    ),
     Row("fedce", "FedCE", "fedce:combine=multi"),
     Row("fedga", "FedGA", "fedga:step=0.05"),
 )

@@ -34,6 +34,7 @@ METHODS = (
     Row("qfedavg", "q-FedAvg", "qfedavg"),
     Row("cffl", "CFFL", "cffl"),
     Row("cgsv", "CGSV", "cgsv"),
+    Row("fedci", "FedCI", "fedci"),
     Row("ditto", "Ditto", "ditto"),
     Row("fedce-sum", "FedCE (sum)", "fedce:combine=sum"),
     Row("fedce-multi", "FedCE (multi)", "fedce:combine=multi"),

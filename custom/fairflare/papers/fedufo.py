@@ -62,6 +62,8 @@ OTHERS = (
     Row("fedavg", "FedAvg", "fedavg:weighting=uniform"),
     Row("afl", "AFL", "afl"),
     Row("qfedavg", "q-FedAvg", "qfedavg:q=0.0005"),
+    Row("fairfed", "FairFed", "fairfed:beta=0.1"),
+    Row("dipole", "DIPOLE (Poulain et al.)", "fairfedavg:beta=0.1"),
 )
 UFO = (
     Row("c", "FedUFO_c", "fedufo:level=client"),
