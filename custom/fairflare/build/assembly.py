@@ -56,6 +56,7 @@ from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, sealed_sizes
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
+from fairflare.rules.bounded import bounded
 from fairflare.selectors.all import All
 from fairflare.selectors.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
@@ -176,7 +177,8 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))
     chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
-    parts = Parts(task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
+    rule = bounded(made.rule, config.bounds)
+    parts = Parts(task, rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")

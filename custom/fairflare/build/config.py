@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 from fairflare.build import tasks
 from fairflare.build.after import NO_STEP, STEPS, step_class
@@ -26,6 +26,7 @@ from fairflare.federation.norms import RATIO
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, SCHEMES
+from fairflare.rules.bounded import At, Bounds
 from fairflare.selectors.base import Selector
 
 FORMAT = 2
@@ -45,6 +46,10 @@ RUN_KEYS = (
     "mask_neighbours",
     "mask_bits",
     "max_norm_ratio",
+    "clip_updates",
+    "clip_at",
+    "clip_memory",
+    "cap_weights",
     "accept",
 )
 NO_CHOICES = ("federation", "task_timeout")
@@ -95,6 +100,10 @@ class RunConfig:
             ``privacy.secure_sum.ring``.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``federation.norms``.
+        clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``rules.bounded``.
+        clip_at: which median: "median", "weighted" by examples, or followed by "bits".
+        clip_memory: share of the past in a moving average of that median.
+        cap_weights: the largest weight of a site; 1: any.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``federation.after``.
         after_settings: every parameter of it.
@@ -127,11 +136,20 @@ class RunConfig:
     mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
     mask_bits: Annotated[int, Range(32, 64)] = 64
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
+    clip_updates: Annotated[float, Range(0, 1_000_000)] = 0.0
+    clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
+    clip_memory: Annotated[float, Range(0, 1)] = 0.0
+    cap_weights: Annotated[float, Range(0, 1)] = 1.0
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
     after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far one site may reach; raises ValueError where the values do not fit each other."""
+        return Bounds(self.clip_updates, cast("At", self.clip_at), self.clip_memory, self.cap_weights)
 
     @property
     def parts(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
-from fairflare.rules.base import SummedRule
+from fairflare.rules.base import Rule, SummedRule
 from fairflare.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def checked_config(config: RunConfig) -> RunConfig:
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, config.clients or list(task.sites()))
     after_settings = _check_after(config, task)
+    _check_bounds(config, made.rule)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
@@ -67,6 +68,20 @@ def checked_config(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         config, settings=settings, training=training, options=options, after_settings=after_settings
     )
+
+
+def _check_bounds(config: RunConfig, rule: Rule) -> None:
+    """Raise UserError where updates cannot be clipped, or weights capped, as the run asks."""
+    try:
+        bounds = config.bounds
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if config.secure_sum != NONE and bounds.clip:
+        raise UserError("clip_updates: compares single updates, which secure sums hide")
+    if config.secure_sum != NONE and bounds.cap < 1:
+        raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
+    if reason := bounds.uncappable(rule):
+        raise UserError(f"cap_weights: {reason}")
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:

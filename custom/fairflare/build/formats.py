@@ -23,6 +23,10 @@ LATER: Mapping[str, Any] = {
     "min_responses": None,
     "grace": 0.0,
     "stacked": False,
+    "clip_updates": 0.0,
+    "clip_at": "median",
+    "clip_memory": 0.0,
+    "cap_weights": 1.0,
     "after": "none",
     "after_settings": {},
 }

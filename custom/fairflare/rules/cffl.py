@@ -54,6 +54,7 @@ class CFFL(Rule):
         Note("received", "Received share of the aggregate", "fraction", meaning="f_k, the part of u that is received."),
     )
     own_models: ClassVar[bool] = True
+    counts_own: ClassVar[bool] = True
     alpha: Annotated[float, Range(0, 100)] = 5.0
     threshold: Annotated[float, Range(0, 1)] = 1 / 3
     theta: Annotated[float, Range(0, 1)] = 1.0

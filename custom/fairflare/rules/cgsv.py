@@ -53,6 +53,7 @@ class CGSV(Rule):
         Note("received", "Received share of the aggregate", "fraction", meaning="q_k, the part of each layer of u."),
     )
     own_models: ClassVar[bool] = True
+    counts_own: ClassVar[bool] = True
     alpha: Annotated[float, Range(0, 1)] = 0.95
     beta: Annotated[float, Range(0, 1e6)] = 1.0
     step: Annotated[float, Range(0, 1e6)] = 0.5

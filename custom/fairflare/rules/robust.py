@@ -8,22 +8,22 @@ are averaged with the sites' weights.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from fairflare.core.notes import Note
 from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.types import Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
 from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, shares, uniform
+from fairflare.rules.base import Outcome, State, add_weighted, shares
+from fairflare.rules.bounded import Combining
 
 Combine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 REMOVED = Note(
@@ -31,34 +31,12 @@ REMOVED = Note(
 )
 
 
-@dataclass(frozen=True)
-class Combining(Rule):
-    """A rule that combines updates, given the sites' weights.
-
-    Args:
-        weighting: "examples" for p_k = n_k / n; "uniform" for 1 / K.
-    """
-
-    notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
-    weighting: Literal["examples", "uniform"] = "examples"
-
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """``combine`` with the sites' weights."""
-        return self.combine(model, replies, self.prior(replies), state)
-
-    def prior(self, replies: Sequence[Reply]) -> Weights:
-        """p, before anything is removed."""
-        return uniform([r.site for r in replies]) if self.weighting == "uniform" else example_shares(replies)
-
-    @abstractmethod
-    def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """The next model from updates of sites that weigh ``prior``; the weights are their parts in it."""
-
-
 @rule("median")
 @dataclass(frozen=True)
 class Median(Combining):
     """The weighted median of the updates at each position (Yin et al., arXiv:1803.01498, Algorithm 1, option I)."""
+
+    notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """The midpoint of the values with at most half of the weight on either side."""
@@ -77,6 +55,7 @@ class TrimmedMean(Combining):
         trim: the mass that is dropped at either end, in [0, 0.5); 0 is the mean.
     """
 
+    notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
     trim: Annotated[float, Range(0, 0.5)] = 0.1
 
     def __post_init__(self) -> None:

@@ -66,6 +66,11 @@ class ShapFed(Rule):
         return self.rewards
 
     @property
+    def counts_own(self) -> bool:  # type: ignore[override]  # as ``own_models``
+        """Whether sites are rewarded: then they use what they were given."""
+        return self.rewards
+
+    @property
     def useful(self) -> tuple[str, ...]:
         """Which classes a site holds."""
         return (HELD,) if self.classes == "held" else ()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clipped updates and capped weights around rules: what is bounded, what stays, and what is refused."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from fairflare.build.config import RunConfig, make_config
+from fairflare.core.errors import UserError
+from fairflare.core.types import Info, Reply, Round
+from fairflare.federation.audit import model_hash, verify
+from fairflare.rules.base import Rule
+from fairflare.rules.bounded import Bounded, Bounds, bounded
+from fairflare.rules.fedavg import FedAvg
+from fairflare.rules.fedheal import FedHEAL
+from fairflare.rules.fedlwr import FedLWR
+from fairflare.rules.robust import Median
+from helpers import initial_model, make_federation
+
+INFO = Info(Round(1, 5))
+
+
+def reply(k, vector, n=10):
+    update = {"w": torch.tensor(vector), "mean": torch.ones(1) * k}
+    return Reply(f"site-{k}", update, n, trainable=frozenset({"w"}))
+
+
+def model():
+    return {"w": torch.zeros(2), "mean": torch.zeros(1), "steps": torch.tensor(3)}
+
+
+def run(bounds, sites, rule=None, state=None):
+    return Bounded(rule or FedAvg(), bounds).aggregate(model(), sites, state or {}, INFO)
+
+
+def test_nothing_to_bound_leaves_the_rule_itself():
+    rule = FedAvg()
+    assert bounded(rule, Bounds()) is rule
+    made = bounded(rule, Bounds(cap=0.5))
+    assert isinstance(made, Bounded) and made.rule is rule
+
+
+def test_every_answer_of_the_rule_comes_from_the_rule():
+    """A new method or property of rules that the wrapper does not pass on would be lost without a word."""
+    public = {name for name in vars(Rule) if not name.startswith("_")}
+    assert public <= set(vars(Bounded)), public - set(vars(Bounded))
+
+
+def test_clipping_keeps_directions_and_running_statistics():
+    sites = [reply(0, [1.0, 0.0]), reply(1, [0.0, 1.0]), reply(2, [0.0, 100.0])]
+    outcome = run(Bounds(clip=1.0), sites)
+    assert outcome.notes["clip_factor"] == pytest.approx({"site-0": 1.0, "site-1": 1.0, "site-2": 0.01})
+    assert torch.allclose(outcome.model["w"], torch.tensor([1 / 3, 2 / 3])) and outcome.model["mean"] == 1.0
+    assert sites[2].update["w"][1] == 100.0
+
+
+def test_updates_of_zero_do_not_lower_the_radius():
+    sites = [reply(0, [0.0, 0.0]), reply(1, [0.0, 0.0]), reply(2, [3.0, 4.0])]
+    assert set(run(Bounds(clip=1.0), sites).notes["clip_factor"].values()) == {1.0}
+    nothing = [reply(k, [0.0, 0.0]) for k in range(3)]
+    for at in ("median", "bits"):
+        outcome = run(Bounds(clip=1.0, at=at), nothing)
+        assert torch.equal(outcome.model["w"], torch.zeros(2)) and outcome.state["clip"] == {}
+
+
+def test_a_capped_site_moves_the_model_by_the_cap_alone():
+    sites = [reply(0, [1.0, 0.0], n=80), reply(1, [0.0, 1.0]), reply(2, [0.0, 1.0])]
+    outcome = run(Bounds(cap=0.4), sites)
+    assert outcome.weights == pytest.approx({"site-0": 0.4, "site-1": 0.3, "site-2": 0.3})
+    assert torch.allclose(outcome.model["w"], torch.tensor([0.4, 0.6])) and outcome.model["mean"] == pytest.approx(0.9)
+    assert outcome.notes["capped"] == pytest.approx({"site-0": 0.4, "site-1": 0.0, "site-2": 0.0})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_cap_below_equal_weights_gives_equal_weights(count):
+    sites = [reply(k, [1.0, 0.0], n=10 * k + 1) for k in range(count)]
+    assert set(run(Bounds(cap=0.1), sites).weights.values()) == {1 / count}
+
+
+def test_a_cap_that_binds_nobody_changes_no_bit():
+    sites = [reply(k, [0.1 * k, 0.3], n=10 + k) for k in range(4)]
+    plain = FedAvg().aggregate(model(), sites, {}, INFO)
+    found = run(Bounds(cap=0.5), sites)
+    assert found.weights == plain.weights and all(torch.equal(found.model[k], plain.model[k]) for k in plain.model)
+
+
+def test_a_capped_site_is_no_longer_the_median():
+    sites = [reply(0, [5.0, 5.0], n=60), reply(1, [0.0, 0.0]), reply(2, [0.0, 0.0])]
+    assert torch.equal(run(Bounds(cap=0.4), sites, Median()).model["w"], torch.zeros(2))
+
+
+def test_a_rule_keeps_its_own_state_and_its_anchor_is_of_clipped_updates():
+    sites = [reply(0, [1.0, 0.0]), reply(1, [0.0, 1.0]), reply(2, [0.0, 100.0])]
+    rule = Bounded(FedHEAL(), Bounds(clip=1.0))
+    first = rule.aggregate(model(), sites, {}, INFO)
+    again = rule.aggregate(model(), sites, copy.deepcopy(first.state), INFO)
+    assert rule.donates and set(again.state) == {"rule", "clip"} and again.state["rule"]
+    lwr = Bounded(FedLWR(), Bounds(clip=1.0))
+    ((label, shown),) = lwr.anchors(model(), sites, {}, INFO)
+    assert label == "" and torch.allclose(shown["w"], torch.tensor([1 / 3, 2 / 3]))
+    assert not list(Bounded(FedAvg(), Bounds(clip=1.0)).anchors(model(), sites, {}, INFO))
+
+
+def test_a_run_with_both_ends_in_the_same_bits_when_it_is_continued(tmp_path):
+    rule = Bounded(FedAvg(), Bounds(clip=1.0, memory=0.8, cap=0.35))
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = make_federation(tmp_path / "whole", rule=rule).run(initial_model())
+    federation = make_federation(tmp_path / "parts", rule=rule)
+    save, rounds = federation._round, []
+
+    def stop(standing, round):
+        if round.number == 2:
+            raise KeyboardInterrupt
+        rounds.append(round.number)
+        return save(standing, round)
+
+    federation._round = stop
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(initial_model())
+    assert rounds == [1]
+    assert model_hash(make_federation(tmp_path / "parts", rule=rule).run(initial_model())) == model_hash(whole)
+    entry = next(e for e in verify(tmp_path / "whole" / "audit.jsonl") if e["event"] == "round")
+    assert set(entry["notes"]) >= {"clip_factor", "capped"} and max(entry["weights"].values()) <= 0.35
+
+
+# Settings
+
+
+def test_defaults_are_not_written_and_others_are_read_back():
+    plain, asked = make_config("fedavg", "support2"), {"clip_updates": "1.5", "cap_weights": "0.3"}
+    assert not {"clip_updates", "clip_at", "clip_memory", "cap_weights"} & set(plain.to_json())
+    config = make_config("fedavg", "support2", values=asked)
+    assert config.bounds == Bounds(clip=1.5, cap=0.3)
+    assert RunConfig.from_json(config.to_json()) == config and config.sha256() != plain.sha256()
+
+
+@pytest.mark.parametrize(
+    "method, values, said",
+    [
+        ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without clip_updates"),
+        (
+            "fedavg",
+            {"clip_updates": 1, "clip_at": "bits", "clip_memory": 0.5},
+            "clip_memory has no effect with",
+        ),
+        ("fedavg", {"clip_updates": 1, "clip_at": "mean"}, "clip_at: expected one of median, weighted, bits"),
+        ("fedavg", {"cap_weights": 0}, r"cap_weights must be in \(0, 1\]"),
+        ("fedavg", {"clip_updates": -1}, "clip_updates: expected a number"),
+        ("fedheal", {"cap_weights": 0.3}, "cap_weights: rule FedHEAL does more with its weights than to add updates"),
+        ("fedism", {"secure_sum": "masks", "clip_updates": 1}, "clip_updates: compares single updates"),
+        ("fedism", {"secure_sum": "masks", "cap_weights": 0.3}, "cap_weights: needs single weights"),
+        ("median", {"secure_sum": "masks"}, "secure_sum: median weighs by more than sums over the sites"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused_in_one_line(method, values, said):
+    with pytest.raises(UserError, match=said):
+        make_config(method, "support2:dirichlet", values={"n_sites": 4, "min_sites": 3, **values})
+
+
+def test_bounds_reach_the_run():
+    from fairflare.build.assembly import build_parts
+
+    config = make_config("fedavg", "support2", values={"cap_weights": 0.3})
+    assert build_parts(config).rule == Bounded(FedAvg(), Bounds(cap=0.3))
+    assert dataclasses.asdict(build_parts(make_config("fedavg", "support2")).rule) == {"weighting": "examples"}
