@@ -96,3 +96,13 @@ def test_every_method_has_a_card(id):
     card = (ROOT / "docs" / "methods" / f"{id}.md").read_text(encoding="utf-8")
     assert card.startswith("# ") and f"(`{id}`)" in card.splitlines()[0]
     assert all(f"**{part}" in card for part in ("What it is for.**", "Rule", "Cost.**", "Attribution.**"))
+
+
+def test_the_tables_of_recalibration_are_those_of_its_file():
+    made = runpy.run_path(str(RESULTS / "recalibration.py"))
+    rows, page = made["read"](), (RESULTS / "recalibration" / "recalibration.md").read_text(encoding="utf-8")
+    assert {row["task"] for row in rows} == set(made["TASKS"])
+    for task in made["TASKS"]:
+        own = [row for row in rows if row["task"] == task]
+        assert {row["seed"] for row in own} == set(made["SEEDS"])
+        assert "\n".join(made["table"](own)) in page

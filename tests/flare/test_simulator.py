@@ -40,7 +40,7 @@ def model_of(folder):
 
 PARTS = ["selector=share", "select.share=0.6", "server_optimizer=adam", "train.lr=0.002"]
 SET = [word for pair in PARTS for word in ("--set", pair)]
-MASKS = ["--set", "secure_sum=masks", "--set", "mask_bits=32"]
+MASKS = ["--set", "secure_sum=masks", "--set", "mask_bits=32", "--set", "after=recalibrate"]
 """Updates with 64 bits go over FLARE in the test of encrypted sums."""
 
 
@@ -60,6 +60,7 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
     assert model_hash(initial) not in hashes.values()
     local, flare = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("first", "flare"))
     assert local["fairness"] == flare["fairness"] and local["sites"] == flare["sites"]
+    assert local["detail"]["after"] == flare["detail"]["after"] and bool(local["detail"]["after"]) == (chosen is MASKS)
     assert fairflare("verify", tmp_path / "flare").returncode == 0
     names = {p.name for p in (tmp_path / "flare").iterdir()}
     assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names

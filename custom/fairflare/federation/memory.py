@@ -12,6 +12,7 @@ import torch
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import StateDict
+from fairflare.federation.after.site import after_file
 from fairflare.federation.files import read_tensors
 from fairflare.federation.lock import Busy, locked
 from fairflare.federation.state import clear_half_written, remove_files, save_model, write_atomically
@@ -35,7 +36,7 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        clear_half_written(path.parent, {path.name, personal_file(path).name}.__contains__)
+        clear_half_written(path.parent, {path.name, personal_file(path).name, after_file(path).name}.__contains__)
         yield
 
 
