@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,7 @@ from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
 from fairflare.federation.state import save_json, save_text
 from fairflare.report.compare import PARETO, compare
-from fairflare.report.compare_tables import comparison_tables, main_table
+from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.log import RunLog
 from fairflare.report.page import render_compare
 from fairflare.report.table_files import as_csv as tables_as_csv
@@ -210,7 +209,7 @@ def write_tables(comparison: Mapping[str, Any], folder: Path, command: str) -> N
     save_json(folder / COMPARISON, {**comparison, "command": command})
     save_text(folder / "compare.csv", as_csv(comparison))
     save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
-    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=sys.maxsize)]
+    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
     save_text(folder / "compare.tex", as_latex(*tables))
     save_text(folder / "tables.csv", tables_as_csv(*tables))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fairflare.report.metrics import higher_is_better, label
@@ -13,8 +14,11 @@ from fairflare.report.values import MISSING, capital, plural, size, text
 
 Json = Mapping[str, Any]
 INTERVAL = "± is half the 95 % interval over seeds (Student t)."
-MOST_ROWS = 60
-"""Sites that a page or a Markdown file shows; CSV and JSON have all."""
+MOST_ROWS, WHOLE = 60, 1_000_000
+"""Sites that a page or a Markdown file shows, and what leaves out nothing: CSV and JSON have all."""
+MOST_PAIRS = 20
+"""Rows of the paired differences from which on a page leaves out the quantities that say much the same as others."""
+RELATED = frozenset(("std_sample", "variance", "jain", "gini", "bottom_decile", "domain_std", "eo_gap"))
 SIGNED = Form(signed=True)
 
 
@@ -32,7 +36,7 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Tabl
         statistics, sites, metrics, domains, test_sets, last_rounds, joining, elsewhere, cost, pareto,
     )  # fmt: skip
     found = [made for make in makers if (made := make(comparison)) is not None]
-    return [_cut(table, most_rows) for table in found]
+    return [_cut(table, most_rows) if most_rows < WHOLE else table for table in found]
 
 
 def main_table(comparison: Json) -> Table:
@@ -330,8 +334,14 @@ def _caption(comparison: Json) -> str:
 
 
 def _cut(table: Table, most: int) -> Table:
+    """What a page has room for of the tables that grow with sites, and with methods and quantities."""
+    if table.key == "statistics" and len(table.rows) > min(most, MOST_PAIRS):
+        kept = tuple(row for row in table.rows if row.key.rpartition("/")[2] not in RELATED)
+        return replace(
+            table, rows=kept, footnotes=(*table.footnotes, "Further quantities are in the CSV and JSON files.")
+        )
     if len(table.rows) <= most or table.key not in ("sites", "joining"):
         return table
     note = f"{len(table.rows) - most} more rows are in the CSV and JSON files."
-    kept = (*table.rows[: most - 1], table.rows[-1])
-    return Table(table.key, table.title, table.columns, kept, table.stub, table.caption, (*table.footnotes, note))
+    shown = most if table.key == "sites" else most - 1  # the last row of joining counts all sites
+    return replace(table, rows=(*table.rows[:shown], *table.rows[-1:][: most - shown]), footnotes=(note,))

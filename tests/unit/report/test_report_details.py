@@ -11,7 +11,7 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.report.compare import compare
-from fairflare.report.compare_tables import comparison_tables, main_table
+from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table
 from fairflare.report.details import last_rounds
 from fairflare.report.fairness import client_std, gini, variance
 from fairflare.report.groups import demographic_parity
@@ -200,4 +200,19 @@ def test_every_table_is_written(runs, self_contained, make_run):
 def test_many_sites_are_cut_on_the_page_and_whole_in_csv(runs):
     found = compare(runs)
     short = next(table for table in comparison_tables(found, most_rows=2) if table.key == "sites")
-    assert len(short.rows) == 2 and short.footnotes == ("1 more rows are in the CSV and JSON files.",)
+    assert [row.key for row in short.rows] == ["site-1", "site-2"] and short.footnotes == (
+        "1 more rows are in the CSV and JSON files.",
+    )
+
+
+def test_a_page_has_the_main_pairs_and_csv_all(runs, make_run):
+    third = [make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2)]
+    found = compare([*runs, *third])
+    short, whole = (
+        next(table for table in comparison_tables(found, most) if table.key == "statistics") for most in (60, WHOLE)
+    )
+    assert len(whole.rows) > MOST_PAIRS and "B/gini" in {row.key for row in whole.rows}
+    assert {row.key.partition("/")[2] for row in whole.rows} - {
+        row.key.partition("/")[2] for row in short.rows
+    } <= RELATED
+    assert "B/worst" in {row.key for row in short.rows} and len(short.footnotes) == 1
