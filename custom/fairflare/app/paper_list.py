@@ -153,7 +153,9 @@ def _seconds(
 
 def _data_words(data: Mapping[str, Any]) -> str:
     if data["here"]:
-        return f"{data['title']}: {data['task']}" + (" (your copy)" if data["needs"] else "")
+        return f"{data['title']}: {data['task']}" + (
+            " (your copy)" if data["needs"] else ", which comes with the package"
+        )
     instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
     return f"{data['title']}: needs {', '.join(data['needs'])} in {DATA_FOLDER}{instead}"
 

@@ -44,14 +44,24 @@ HOSTS = (
     ("fedproto", "FedProto", "trainer=fedproto,share=both"),
 )
 """Key, name and the setting that puts the host's local training under another rule."""
-OVER = (("", "", "fedavg"), ("afl", " + AFL", "afl"), ("q", " + q-FFL", "qfedavg"), ("heal", " + FedHEAL", "fedheal"))
+OVER = (
+    ("", "", "fedavg"),
+    ("afl", " + AFL", "afl:average=none"),
+    ("q", " + q-FFL", "qfedavg"),
+    ("heal", " + FedHEAL", "fedheal"),
+)
 """Key, name and method of the rule in the place of plain averaging."""
+
+
+def joined(method: str, settings: str) -> str:
+    """A METHOD label with further settings."""
+    return f"{method}{',' if ':' in method else ':'}{settings}" if settings else method
 
 
 def hosted(over: tuple[tuple[str, str, str], ...]) -> tuple[Row, ...]:
     """Every host under each of these rules."""
     return tuple(
-        Row("-".join(filter(None, (host, rule))), name + plus, f"{method}:{own}" if own else method, group=name)
+        Row("-".join(filter(None, (host, rule))), name + plus, joined(method, own), group=name)
         for host, name, own in HOSTS
         for rule, plus, method in over
     )

@@ -49,7 +49,7 @@ OURS = (
 )
 OTHERS = (
     Row("fedavg", "FedAvg", "fedavg"),
-    Row("afl", "Agnostic-FL", "afl:argmax=true"),
+    Row("afl", "Agnostic-FL", "afl:argmax=true,average=none"),
     *(Row(f"q-{q}", f"q-FedAvg, q = {q}", f"qffl:q={q}") for q in ("0.5", "1", "2", "5")),
     *(
         Row(f"fairfed-{beta}", f"FairFed, beta = {beta}", f"fairfed:metric=accuracy,beta={beta}")

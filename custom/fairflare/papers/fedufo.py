@@ -60,7 +60,7 @@ OTHERS = (
     Row("global", "Global", "pooled"),
     Row("split", "Split", "solo"),
     Row("fedavg", "FedAvg", "fedavg:weighting=uniform"),
-    Row("afl", "AFL", "afl"),
+    Row("afl", "AFL", "afl:average=none"),
     Row("qfedavg", "q-FedAvg", "qfedavg:q=0.0005"),
     Row("fairfed", "FairFed", "fairfed:beta=0.1"),
     Row("dipole", "DIPOLE (Poulain et al.)", "fairfedavg:beta=0.1"),
