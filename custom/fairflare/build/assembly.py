@@ -34,7 +34,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
-from fairflare.core.seeds import derive, forget_seeds, seed_everything
+from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.types import Batch, Need, Number, Outline, Round, SiteData, StateDict, Training, metric_range
 from fairflare.core.versions import versions
 from fairflare.core.workers import start_method
@@ -170,7 +170,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     options = without_weights(config.options) if at_site else config.options
     task = tasks.load(config.task, config.preset, **options)
     made = method_parts(method, config.settings, **config.parts)
-    seed_everything(derive(config.seed, "initial model"))
+    seed_everything(task.initial_seed(config.seed))
     network = task.network()
     forget_seeds()  # FLARE draws ports from Python's generator: two servers must not draw the same ones
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}

@@ -31,19 +31,24 @@ LATER: Mapping[str, Any] = {
     "after_settings": {},
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
-"""Keys, and settings of training, that came after format 2, with what holds where a file does not name them: they are
-then not written either, so that a run which was begun without them keeps its hash."""
+LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {"heart": {"reference": False, "scaling": "centre"}}
+"""Keys, settings of training and, by task, options that came after format 2, with what holds where a file does not name
+them: they are then not written either, so that a run which was begun without them keeps its hash."""
 
 
 def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's content as a file has it: of what came later only what says something."""
-    return {**_but(LATER, content), "training": _but(LATER_IN_TRAINING, content["training"])}
+    options = LATER_IN_OPTIONS.get(content["task"], {})
+    found = {"training": _but(LATER_IN_TRAINING, content["training"]), "options": _but(options, content["options"])}
+    return {**_but(LATER, content), **found}
 
 
 def with_later(content: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's content in which nothing that came later is missing."""
-    training = content.get("training")
+    training, options, task = (content.get(key) for key in ("training", "options", "task"))
     found = {"training": {**LATER_IN_TRAINING, **training}} if isinstance(training, Mapping) else {}
+    if isinstance(options, Mapping) and isinstance(task, str):
+        found["options"] = {**LATER_IN_OPTIONS.get(task, {}), **options}
     return {**LATER, **content, **found}
 
 

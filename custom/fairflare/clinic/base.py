@@ -16,6 +16,7 @@ from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Offer, Training, refuse_training
 
 PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
@@ -128,6 +129,10 @@ class Task(ABC):
     @abstractmethod
     def network(self) -> nn.Module:
         """A freshly initialised network on the CPU; the caller has seeded torch."""
+
+    def initial_seed(self, seed: int) -> int:
+        """What torch is seeded with before ``network`` is called, in a run of seed ``seed``."""
+        return derive(seed, "initial model")
 
     @abstractmethod
     def site_data(self, site: str) -> TensorData:

@@ -86,6 +86,8 @@ class TensorData:
 
     least: ClassVar[int] = 2
     """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
+    lone: bool = False
+    """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class TensorData:
         """
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.size("train"), generator=generator)
-        batches = batches_of(order, batch_size)
+        batches = batches_of(order, batch_size, self.lone)
         yield from self._augmented(batches, generator) if self.augment else self._read("train", batches)
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
@@ -201,12 +203,12 @@ class TensorData:
         return Split(inputs, moved(targets, self.device))
 
 
-def batches_of(order: Tensor, batch_size: int) -> list[Tensor]:
-    """``order`` cut into batches; a last batch of one example joins the batch before it."""
+def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tensor]:
+    """``order`` cut into batches; a last batch of one example joins the batch before it unless ``lone``."""
     if batch_size < 2:
         raise ValueError(f"batch_size: expected at least 2, got {batch_size}")
     batches = list(order.split(batch_size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
+    if not lone and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
 

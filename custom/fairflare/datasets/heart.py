@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.base import Preset, standardise
+from fairflare.clinic.checks import expect
+from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
 from fairflare.datasets.kinds.patients import fitted
@@ -41,13 +44,18 @@ class Heart(CentreTask):
         protocol: "flamby": Fed-Heart-Disease of FLamby (Ogier du Terrail et al., NeurIPS 2022 datasets track): columns
             slope, ca and thal and then patients with anything missing are left out; 13 features, each standardised with
             the mean and standard deviation (ddof 1) of the centre's own training patients; FLamby's fixed split, which
-            has no validation patients. Its one departure: a batch that would hold one patient joins the one before
-            (VA's last). "full": all 920 patients and 13 columns, one-hot where they are categories, gaps filled with
+            has no validation patients. A batch that would hold one patient joins the one before (VA's last), unless
+            ``reference``. "full": all 920 patients and 13 columns, one-hot where they are categories, gaps filled with
             the centre's own training median and one column more that says so; 60, 10 and 30 per cent for training,
             validation and testing. Cholesterol and blood pressure of 0 are missing values there; "flamby" takes them as
             numbers, as FLamby does.
         model: "logistic": one linear layer and a sigmoid, FLamby's; "linear": one logit for each class; "mlp" (64
             hidden units).
+        reference: what FLamby's code does beside its protocol: the run's seed itself draws the initial model, as torch
+            draws it after ``manual_seed``, and a batch of one patient is a batch.
+        scaling: whose mean and standard deviation training patients of "flamby" are standardised with: "centre", their
+            own centre's; "pooled", those of all centres' training patients, as FLamby's pooled training has them.
+            Test patients always have their centre's own.
     """
 
     name = "heart"
@@ -64,6 +72,34 @@ class Heart(CentreTask):
 
     protocol: Literal["flamby", "full"] = "flamby"
     model: Literal["logistic", "linear", "mlp"] = "logistic"
+    reference: bool = False
+    scaling: Literal["centre", "pooled"] = "centre"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect("scaling", self.scaling == "centre" or self.protocol == "flamby", "centre", self.scaling)
+
+    def initial_seed(self, seed: int) -> int:
+        """The run's own seed with ``reference``."""
+        return seed if self.reference else super().initial_seed(seed)
+
+    def site_data(self, site: str) -> TensorData:
+        """The centre's patients."""
+        data = super().site_data(site)
+        if self.scaling == "pooled":
+            data.splits["train"] = self._pooled_scaling(site, data)
+            data.grouped(Grouping())
+        data.lone = self.reference
+        return data
+
+    def _pooled_scaling(self, site: str, data: TensorData) -> Split:
+        """The centre's training patients, standardised with all centres'."""
+        table = self.centres()
+        rows = np.concatenate([splits["train"] for splits in table.rows.values()])
+        scaled = self.scaled_by(table.numbers[rows])
+        train = data.splits["train"]
+        assert isinstance(train, Split)
+        return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
     def centres(self) -> Centres:
         """The patients that the protocol keeps; their attributes are sex and age."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
-from fairflare.papers import fedce, fedheal, fedism, fedlwr, fedufo
+from fairflare.papers import fedce, fedheal, fedism, fedlwr, fedufo, flamby
 from fairflare.papers.declaration import Exhibit, Paper
 
-PAPERS: tuple[Paper, ...] = (fedism.PAPER, fedlwr.PAPER, fedheal.PAPER, fedufo.PAPER, fedce.PAPER)
+PAPERS: tuple[Paper, ...] = (fedism.PAPER, fedlwr.PAPER, fedheal.PAPER, fedufo.PAPER, fedce.PAPER, flamby.PAPER)
 
 
 def exhibits() -> dict[str, Exhibit]:

@@ -77,7 +77,8 @@ def _data_words(one: Used) -> str:
     if not one.stands_in and not one.data.needs:
         return f"{one.data.title}: {one.task}, which comes with the package."
     if not one.stands_in:
-        return f"{one.data.title}: the user's copy, {one.task}."
+        whose = "the user's copy, " if one.data.needs else ""
+        return f"{one.data.title}: {whose}{one.task}."
     return f"{one.data.title} is not here: measured on {one.task}, {one.data.words}; no printed number applies to it."
 
 

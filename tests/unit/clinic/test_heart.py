@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fairflare.app.comparison import arms
 from fairflare.app.describe import task_rows
-from fairflare.build.assembly import run_local
-from fairflare.build.config import make_config
+from fairflare.build.assembly import build_parts, run_local
+from fairflare.build.config import RunConfig, make_config
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic import networks
 from fairflare.clinic.grouping import Grouping
@@ -193,3 +193,50 @@ def test_a_run_says_where_its_data_come_from(tmp_path):
 def test_bad_options(options, text):
     with pytest.raises(UserError, match=text):
         Heart(**options)
+
+
+def test_reference_is_what_flambys_code_does_beside_its_protocol():
+    """The initial model of torch's own draw under the run's seed, and a batch of one patient."""
+    parts = build_parts(make_config("fedavg", "heart:flamby", seed=42, values={"reference": "true"}))
+    torch.manual_seed(42)
+    expected = torch.nn.Linear(13, 1)
+    assert torch.equal(parts.model["head.weight"], expected.weight) and torch.equal(
+        parts.model["head.bias"], expected.bias
+    )
+    usual = build_parts(make_config("fedavg", "heart:flamby", seed=42)).model["head.weight"]
+    assert not torch.equal(usual, expected.weight)
+    sizes = {}
+    for reference in (False, True):
+        data = load("heart", "flamby", reference=reference).site_data("VA")
+        batches = list(data.training(4, seed=0))
+        sizes[reference] = [len(batch.targets) for batch in batches]
+        assert sum(sizes[reference]) == 85
+    assert sizes == {False: [4] * 20 + [5], True: [4] * 21 + [1]}
+
+
+def test_pooled_scaling_is_of_all_training_patients_and_of_training_patients_alone():
+    own, pooled = (load("heart", "flamby", scaling=scaling) for scaling in ("centre", "pooled"))
+    train = [pooled.site_data(site).splits["train"].inputs for site in SITES]
+    together = torch.cat(train).double()
+    torch.testing.assert_close(together.mean(0), torch.zeros(13, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(together.std(0), torch.ones(13, dtype=torch.float64), rtol=0, atol=1e-6)
+    for site in SITES:
+        one, other = (task.site_data(site).splits for task in (own, pooled))
+        assert torch.equal(one["test"].inputs, other["test"].inputs)
+        assert torch.equal(one["train"].targets, other["train"].targets)
+        assert not torch.equal(one["train"].inputs, other["train"].inputs)
+        ages = [split.inputs[:, 0].argsort(stable=True) for split in (one["train"], other["train"])]
+        assert torch.equal(*ages), "another scale of the same patients"
+    with pytest.raises(UserError, match="scaling: expected centre, got 'pooled'"):
+        load("heart", "full", scaling="pooled")
+
+
+def test_options_that_came_later_are_not_written_where_they_say_nothing():
+    """A run that was begun without them keeps its configuration's hash, and its file is read."""
+    plain, asked = (make_config("fedavg", "heart:flamby", values=v) for v in ({}, {"reference": True}))
+    assert plain.to_json()["options"] == {"protocol": "flamby", "model": "logistic"}
+    assert asked.to_json()["options"] == {"protocol": "flamby", "model": "logistic", "reference": True}
+    for config in (plain, asked):
+        again = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
+        assert again == config and again.sha256() == config.sha256()
+    assert plain.sha256() == "fd5317f6b1bdb55fa138fb5d5483741af5301289b52ca9cefef986ff2c820f0d"
