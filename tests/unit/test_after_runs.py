@@ -9,7 +9,7 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.federation.site import Site
-from run_folders import Dies, call
+from run_folders import Dies, call, entries_of, put_entries
 
 HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--workers", "1"]
 RECALIBRATE = ["--set", "after=recalibrate"]
@@ -115,6 +115,25 @@ def test_a_finished_run_takes_the_same_step(plain, bare, capsys):
     assert [section["step"] for section in sections(bare)] == ["recalibrate", "conformal"]
     assert call("verify", bare) == 0
     assert (bare / "model.pt").read_bytes() == (plain / "model.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries, at: entries.insert(1, entries.pop(at)),
+        lambda entries, at: entries[at].update(model_sha256="0" * 64),
+        lambda entries, at: entries[at].update(sites={"VA": {"own.brier": "low"}}),
+        lambda entries, at: entries[at].pop("split"),
+    ],
+    ids=["before the rounds", "of another model", "with no number", "from nowhere"],
+)
+def test_a_line_of_it_that_no_run_writes_is_found(plain, tmp_path, change, capsys):
+    folder = shutil.copytree(plain, tmp_path / "forged")
+    entries = entries_of(folder)
+    change(entries, next(i for i, entry in enumerate(entries) if entry["event"] == "after"))
+    put_entries(folder, entries, anew=True)
+    assert call("verify", folder) == 2
+    assert "audit.jsonl: line" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
