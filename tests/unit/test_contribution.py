@@ -42,6 +42,7 @@ def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):
     assert code == 0 and json.loads(out) == found and kept.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_seeds_coalitions_and_other_methods(tmp_path, capsys):
     command = ["contribution", "fedavg", "fedavg:weighting=uniform", "--task", "support2:dirichlet", "--sites", "3"]
     command += ["--rounds", "1", "--seeds", "0,1", "--shapley", "--set", "model=linear", "--set", "batch_size=512"]

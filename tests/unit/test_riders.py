@@ -123,6 +123,7 @@ def call(capsys, *arguments):
     return stop.value.code, streams.out, streams.err
 
 
+@pytest.mark.slow
 def test_the_command_finds_and_goes_on(tmp_path, capsys):
     command = ["riders", "fedavg", "--task", "support2:dirichlet", "--sites", "4", "--rounds", "2", "--kinds", "zeros"]
     command += ["--set", "model=linear", "--set", "batch_size=512", "--workers", "1", "--out", tmp_path / "r"]

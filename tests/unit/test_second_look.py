@@ -80,6 +80,7 @@ def test_a_verdict_needs_both_intervals(low, high, said):
     assert other["verdict"] == "other objective"
 
 
+@pytest.mark.slow
 def test_a_comparison_looks_again(tmp_path, capsys):
     command = ["compare", "fedavg", "fedavg:weighting=uniform", "--task", "support2:dirichlet", "--sites", "3"]
     command += ["--rounds", "1", "--seeds", "0,1", "--set", "model=linear", "--workers", "1", "--json"]

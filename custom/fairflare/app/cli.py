@@ -225,6 +225,7 @@ def compare(
 @click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
 @rounds_option
 @sites_option
+@parts_option
 @set_option
 @accept_option
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
@@ -342,6 +343,7 @@ def paper(
 @click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
 @rounds_option
 @sites_option
+@parts_option
 @set_option
 @accept_option
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
