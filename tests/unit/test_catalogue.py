@@ -108,3 +108,29 @@ def test_both_ways_print_the_same(command, monkeypatch, capsys):
             main(command)
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] != ""
+
+
+def rows():
+    return {row["id"]: row for row in catalogue.method_rows()}
+
+
+@pytest.mark.parametrize("id", rows())
+def test_a_method_says_all_of_itself(id):
+    """Card, paper, cost, what leaves and comes, what it needs, parts and settings."""
+    row = rows()[id]
+    assert (ROOT / row["card"]).is_file() and row["url"].startswith("https://") and row["paper"]
+    assert row["passes"]["forward"] >= 1 and row["passes"]["backward"] >= 1 and row["exchanges"] in (1, 2, "several")
+    assert row["cost"] == pytest.approx((row["passes"]["forward"] + 2 * row["passes"]["backward"]) / 3, abs=0.006)
+    assert all(one["number"] and one["range"] and one["meaning"] for one in row["sends"])
+    assert all(one["tensors"] and one["meaning"] for one in row["receives"])
+    assert {"trainer", "probes", "rule", "selector", "server_optimizer", "parameters", "needs"} <= set(row)
+
+
+def test_what_is_listed_of_a_few_methods():
+    found = rows()
+    assert [one["number"] for one in found["scaffold"]["sends"]] == ["control_change/<entry>"]
+    assert [one["tensors"] for one in found["scaffold"]["receives"]] == ["control"]
+    assert found["fedlwr"]["exchanges"] == 2 and found["fedavg"]["exchanges"] == 1
+    assert any("BatchNorm" in need for need in found["fedbn"]["needs"]) and found["fedavg"]["needs"] == []
+    assert any("sgd" in need for need in found["scaffold"]["needs"])
+    assert any("class label" in need for need in found["moon"]["needs"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairflare.build import tasks
 from fairflare.build.assembly import chosen_probes
+from fairflare.build.demands import effort, needs_of, received_by
 from fairflare.build.method_parts import default_parts, defaults_of
 from fairflare.clinic import networks
 from fairflare.clinic.base import Task
@@ -20,6 +21,8 @@ from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Number, Outline, TensorSpec
 
 FEDAVG = Cost(forward=1, backward=1)
+CARDS = "docs/methods"
+"""Where every method has its card, named after its id."""
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -43,17 +46,23 @@ def leaving_rows() -> list[dict[str, str]]:
 
     Of numbers per layer or per group one stands for all: "similarity/<layer>".
     """
-    network = networks.build("small-unet", 1, 1)
-    outline = Outline(dict(network.state_dict()), ("<group>",), 1)
-    rows = []
-    for entry in registry.methods().values():
-        made = default_parts(entry)
-        for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
-            exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
-            numbers = piece.scalars(outline) if hasattr(piece, "scalars") else numbers_of(piece)
-            found: dict[str, Number | TensorSpec] = {_family(number.name): number for number in numbers}
-            found |= {f"{spec.name}/<entry>": spec for spec in tensors_of(piece)}
-            rows += [_leaving_row(entry.id, name, exchange, spec) for name, spec in found.items()]
+    outline = _outline()
+    return [row for entry in registry.methods().values() for row in _leaving(entry, outline)]
+
+
+def _outline() -> Outline:
+    """Of a small network, with one group that stands for all."""
+    return Outline(dict(networks.build("small-unet", 1, 1).state_dict()), ("<group>",), 1)
+
+
+def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
+    made, rows = default_parts(entry), []
+    for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
+        exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
+        numbers = piece.scalars(outline) if hasattr(piece, "scalars") else numbers_of(piece)
+        found: dict[str, Number | TensorSpec] = {_family(number.name): number for number in numbers}
+        found |= {f"{spec.name}/<entry>": spec for spec in tensors_of(piece)}
+        rows += [_leaving_row(entry.id, name, exchange, spec) for name, spec in found.items()]
     return rows
 
 
@@ -149,7 +158,12 @@ def _method_row(entry: Method) -> dict[str, Any]:
         "rule": entry.rule,
         "selector": entry.selector,
         "server_optimizer": entry.server_optimizer,
+        "card": f"{CARDS}/{entry.id}.md",
         "cost": round(relative_cost(entry), 2),
+        **effort(entry),
+        "sends": [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())],
+        "receives": received_by(entry),
+        "needs": needs_of(entry),
         "parameters": _parameters(entry),
     }
 
