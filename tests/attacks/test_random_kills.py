@@ -41,7 +41,11 @@ NEEDS = {
     ("silobn", "images"): ["--set", "model=small-cnn-bn"],
 }
 """What a method needs of the training or of the network."""
-REFUSED = {(method, "table"): "expected a network with BatchNorm" for method in ("fedbn", "silobn")}
+REFUSED = {
+    ("fedbn", "table"): "expected a network with BatchNorm",
+    ("silobn", "table"): "expected a network with BatchNorm",
+    ("fedrdn", "table"): "expected a network of convolutions",
+}
 """What cannot be: no network of the table has such layers."""
 FORK = multiprocessing.get_context("fork")
 POINTS = [

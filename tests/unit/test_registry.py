@@ -55,7 +55,7 @@ def test_every_method_names_parts_that_exist():
     for entry in registry.methods().values():
         registry.get_part("selector", entry.selector)
         registry.get_part("server optimizer", entry.server_optimizer)
-        assert len(registry.parts_of(entry)) == 2 + len(entry.probes)
+        assert len(registry.parts_of(entry)) == 2 + len(registry.probes_of(entry))
 
 
 def test_a_method_of_a_trainer_alone_is_one_declaration(monkeypatch, tmp_path):
