@@ -40,7 +40,7 @@ from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
 from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import Beside, Run
-from fairflare.papers.tabulate import Used, file_name, tabulated
+from fairflare.papers.tabulate import Used, differences, file_name, tabulated
 from fairflare.report.table_files import write_tables
 from fairflare.report.table_model import Table as Shown
 from fairflare.report.tables import machine
@@ -245,8 +245,10 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         used = [_used(table, place, runs) for place in places]
         printed, source = published.read(table.published) if table.published else (None, "")
         shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
+        beside = None if table.draw else differences(table, f"{key}-differences", used)
+        shown += [beside] if beside else []
         facts |= {"Published numbers": source} if source else {}
-        figures += drawn(table, shown[-1])
+        figures += drawn(table, shown[-1]) if table.draw else []
     out = folder / PAPERS
     out.mkdir(parents=True, exist_ok=True)
     files = write_tables(

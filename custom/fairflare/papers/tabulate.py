@@ -16,6 +16,8 @@ from fairflare.report.fairness import mean_ci
 from fairflare.report.values import in_order
 
 Seeds = Mapping[int, Run]
+FIRST = "fedavg"
+"""Key of the row that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,50 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
         caption=caption(table, used),
     )
     return shown if table.draw else model.with_best(shown)
+
+
+def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
+    """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups.
+
+    Args:
+        table: the declaration.
+        key: name of the new table.
+        used: see ``tabulated``.
+        first: key of the reference row.
+
+    Returns:
+        Means with 95 % t-intervals over seeds; None without that row, other rows or a second seed.
+    """
+    shared = {seed for one in used for seed in one.runs.get(first, {})}
+    others = [row for row in table.rows if row.key != first]
+    if len(shared) < 2 or not others or first not in {row.key for row in table.rows}:
+        return None
+    columns: list[model.Column] = []
+    cells: dict[str, dict[str, model.Cell]] = {row.key: {} for row in others}
+    for block, one in zip(table.blocks, used, strict=True):
+        for column in block.columns:
+            means = {row.key: _means(column, row, one) for row in table.rows}
+            if not any(means.values()):
+                continue
+            name = _key(block, column, "", len(table.blocks) > 1)
+            form = model.Form(column.digits, signed=True, scale=column.scale)
+            group = block.data.title if len(table.blocks) > 1 else ""
+            columns.append(model.Column(name, column.title, group, form=form))
+            for row in others:
+                paired = [own - means[first][seed] for seed, own in means[row.key].items() if seed in means[first]]
+                cells[row.key][name] = model.Cell.of(mean_ci(paired), half=False)
+    rows = tuple(model.Row(row.key, row.title, cells[row.key], row.group) for row in others)
+    name = next(row.title for row in table.rows if row.key == first)
+    words = f"Differences from {name}, seed by seed, with 95 % t-intervals over seeds"
+    return model.Table(key, words, tuple(columns), rows, table.stub, f"{words}.") if columns else None
+
+
+def _means(column: Column, row: Row, used: Used) -> dict[int, float]:
+    """Seed -> mean of a measure that fills one column; {} of one that fills several."""
+    found = dict(zip(sorted(used.runs.get(row.key, {})), _values(column, row, used)))
+    if any(set(values) != {""} for values in found.values()):
+        return {}
+    return {seed: math.fsum(values[""]) / len(values[""]) for seed, values in found.items() if values[""]}
 
 
 def caption(table: Table, used: Sequence[Used]) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What columns say of hand-made reports, and how cells come of several seeds."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.estimate import Speed, in_words, relative_cost, took
 from fairflare.papers.measures import Beside, Run, evaluated
-from fairflare.papers.tabulate import Used, tabulated
+from fairflare.papers.tabulate import Used, differences, tabulated
 
 DATA = Data("d", "The data", "support2:default", needs=("file",), stand_in="support2:default", words="other patients")
 
@@ -93,6 +94,21 @@ def test_a_cell_is_the_mean_over_seeds_with_its_spread():
     assert cell.spread == pytest.approx(0.1 / math.sqrt(2)) and cell.low < 0.65 < cell.high
     assert shown(True, ddof=0).rows[0].cells["mean"].spread == pytest.approx(0.05)
     assert shown(True, spread="").rows[0].cells["mean"].spread is None
+
+
+def test_differences_from_the_first_row_are_paired_by_seed():
+    runs = {
+        "fedavg": {0: run({"a": site(0.5), "b": site(0.7)}), 1: run({"a": site(0.6), "b": site(0.8)})},
+        "two": {0: run({"a": site(0.7), "b": site(0.7)}), 1: run({"a": site(0.8), "b": site(0.9)})},
+    }
+    used, first = Used(DATA, "support2:default", True, runs), Row("fedavg", "FedAvg", "fedavg")
+    toy = dataclasses.replace(table(), rows=(first, table().rows[1]))
+    found = differences(toy, "toy-1-differences", [used])
+    assert [column.key for column in found.columns] == ["mean"] and [row.key for row in found.rows] == ["two"]
+    cell = found.rows[0].cells["mean"]
+    assert cell.value == pytest.approx(0.125) and cell.low < 0.1 < 0.15 < cell.high and cell.spread is None
+    alone = Used(DATA, "support2:default", True, {key: {0: seeds[0]} for key, seeds in runs.items()})
+    assert differences(toy, "x", [alone]) is None and differences(table(), "x", [used]) is None
 
 
 def test_printed_numbers_stand_beside_the_papers_own_data_only():
