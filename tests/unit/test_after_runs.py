@@ -107,6 +107,17 @@ def test_a_run_that_is_killed_there_goes_on_to_the_same(plain, tmp_path, monkeyp
     assert len(lines(folder)) == 1 and call("verify", folder) == 0
 
 
+def test_too_few_cases_are_said_in_the_report(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "few")
+    for alpha, words in (
+        ("0.06", "a site needs 16: fewer at Switzerland."),
+        ("0.005", "together need 199 calibration"),
+    ):
+        assert call("after", folder, "--step", "conformal", "--set", f"alpha={alpha}") == 0
+        assert words in sections(folder)[-1]["note"] and words in (folder / "report.html").read_text()
+    assert not any(row["parameters"] for row in sections(folder)[-1]["rows"])
+
+
 def test_a_finished_run_takes_the_same_step(plain, bare, capsys):
     assert call("after", bare, "--step", "recalibrate") == 0
     assert kept(bare) == kept(plain) and sections(bare) == sections(plain)

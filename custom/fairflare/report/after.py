@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.report.trail import Entry, Trail
-from fairflare.report.values import number
+from fairflare.report.values import listing, number
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -55,7 +55,7 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
     return {
         **{key: record.get(key) for key in ("step", "by", "split", "remark")},
         "title": TITLES.get(str(record.get("step")), str(record.get("step"))),
-        "note": MARGINAL if record.get("step") == "conformal" else "",
+        "note": " ".join(_notes(record, rows)),
         "stages": stages,
         "metrics": metrics,
         "shared": _parameters(next(iter(found.values()), {}), "shared"),
@@ -64,6 +64,17 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
         "summary": {metric: {stage: _over_sites(rows, stage, metric) for stage in stages} for metric in metrics},
         "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
     }
+
+
+def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
+    """What does not hold, and who has too few cases."""
+    needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
+    if any(row["n_all"] is not None and row["n_all"] < needs for row in rows):
+        found.append(f"There is no threshold: all sites together need {needs:.0f} calibration cases.")
+    few = [row["site"] for row in rows if row["n_calibration"] is not None and row["n_calibration"] < needs]
+    if few and record.get("by") == "site":
+        found.append(f"From its own cases alone a site needs {needs:.0f}: fewer at {listing(few)}.")
+    return found
 
 
 def _has(found: Mapping[str, Numbers], stage: str, metrics: Iterable[str]) -> bool:

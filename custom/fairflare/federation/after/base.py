@@ -124,6 +124,11 @@ class AfterStep(ABC):
             shape: of the task.
         """
 
+    @property
+    def needs(self) -> int:
+        """The fewest calibration cases that anything can be fitted to without those of others; 1 unless it says so."""
+        return 1
+
     def reports(self, shape: Shape, *, secure: bool = False) -> tuple[Number, ...]:
         """The numbers that a site may send of what came of it.
 

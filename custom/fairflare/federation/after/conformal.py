@@ -59,6 +59,11 @@ class Conformal(AfterStep):
             return f"loss: missed needs two classes, and this task has {shape.classes}"
         return ""
 
+    @property
+    def needs(self) -> int:
+        """n + 1 >= 1 / alpha."""
+        return fewest(self.alpha)
+
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Of masks the curves of loss and size (N, 2, G), and which images have a structure; else as they are."""
         if outputs.dim() < 4:

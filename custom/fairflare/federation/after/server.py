@@ -66,8 +66,10 @@ class After:
         asked = {site: Instruction("adjust", round, models[site], **total.told) for site in total.sites}
         answers = list(transport.exchange(asked)) if asked else []
         found, rejections = self._inspect(answers, round)
-        content = {"step": self.name, "by": self.step.by, "split": self.step.split, "remark": self.remark}
-        return {**content, "sites": found}, total.rejections + rejections + silent(asked, answers)
+        content = {"step": self.name, "by": self.step.by, "split": self.step.split, "needs": self.step.needs}
+        return {**content, "remark": self.remark, "sites": found}, total.rejections + rejections + silent(
+            asked, answers
+        )
 
     def _inspect(self, answers: Sequence[Answer], round: Round) -> tuple[dict[str, Any], list[Rejection]]:
         known = self.step.reports(self.shape, secure=self.secure)
