@@ -17,11 +17,24 @@ SLOW = ("lr=0.01", "batch_size=64")
 SETTINGS = {"scaffold": SGD, "fedproto": SLOW, "echo": SLOW, "solo": SLOW}
 PLUGINS = ("echo",)
 """Of these, those of tests/plugins; the others are the package's."""
+UNDER = {"scaffold": ("--rule", "fedheal")}
+"""A trainer's server half beside a rule that is not its method's."""
 
 
 def command(method):
     settings = [part for pair in SETTINGS[method] for part in ("--set", pair)]
-    return ["run", method, "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3", *settings]
+    return [
+        "run",
+        method,
+        "--task",
+        "support2:dirichlet",
+        "--sites",
+        "3",
+        "--rounds",
+        "3",
+        *UNDER.get(method, ()),
+        *settings,
+    ]
 
 
 def call(*arguments):
