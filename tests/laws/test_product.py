@@ -23,15 +23,15 @@ SITES = {
     TABLE: {"n_sites": 3, "model": "mlp"},
     IMAGES: {"n_sites": 4, "images_per_site": 24, "test_images": 20, "site_test_images": 8, "model": "small-cnn-bn"},
 }
-NORMALISED = ("fedbn", "silobn")
-"""Trainers that need BatchNorm, which no network of the table has."""
+NORMALISED = ("fedbn", "fedrdn", "silobn")
+"""Trainers that need BatchNorm or convolutions, which no network of the table has."""
 STEPS = {"none": {}, "momentum": {}, "adagrad": {}, "adam": {}, "yogi": {}}
 
 OWN_MODELS = ("afl", "cffl", "cgsv", "solo")
 """Rules that give sites models of their own (AFL the average, beside the last model): there is no one update."""
 HEEDED = ("fedufo",)
 """Rules that weigh a site's examples, which only the trainer "weighted" does."""
-EXCHANGING = ("feddyn", "fedproc", "fedproto", "scaffold")
+EXCHANGING = ("feddyn", "fedproc", "fedrdn", "fedproto", "scaffold")
 """Trainers that send more than the model, so that no site would be alone."""
 ONE_MODEL = ("feddyn",)
 """Trainers whose server half is about the one model that all sites share."""
