@@ -22,8 +22,9 @@ from pathlib import Path
 
 import torch
 
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.types import StateDict
 from fairflare.federation.stacked import Replay
 from fairflare.trainers import together

@@ -29,8 +29,8 @@ from pathlib import Path
 
 import torch
 
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 
 SCRIPTS = Path(__file__).with_name("peer_scripts")
 OURS, FLARE = "fairflare, simulator", "FLARE's FedAvgRecipe, simulator"

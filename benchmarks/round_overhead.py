@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflare.build.assembly import Parts, build_federation, build_parts, build_site
+from fairflare.build.assembly import build_federation, build_site
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.parts import Parts, build_parts
 from fairflare.federation.files import AUDIT
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.site import Site

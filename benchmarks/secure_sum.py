@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fairflare.build.assembly import run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
 from fairflare.clinic import networks
 from fairflare.privacy.secure_sum import checked, ckks
 from fairflare.privacy.secure_sum import pairwise as masks

@@ -20,8 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fairflare.build.assembly import LocalSites, build_parts, run_local
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.local import LocalSites, run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.workers import start_method, usable_cores
 from fairflare.federation.audit import model_hash
 from fairflare.federation.files import AUDIT

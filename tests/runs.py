@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.build.assembly import run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
 from fairflare.federation import loop
 from fairflare.federation.audit import model_hash, verify
 

@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
-from fairflare.build.assembly import build_parts, build_site, site_names
+from fairflare.build.assembly import build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.federation.messages import Instruction
 from fairflare.privacy.secure_sum.pairwise import combine

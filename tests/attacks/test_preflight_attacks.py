@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from fairflare.app.cli import main
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_site
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.core.versions import all_versions
 from fairflare.federation.messages import Answer, Instruction

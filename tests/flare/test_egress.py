@@ -15,8 +15,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_site
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.federation.messages import Instruction
 from fairflare.flare import egress

@@ -14,8 +14,9 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.app.cli import main
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_site
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.federation.audit import verify
 from fairflare.federation.memory import personal_file

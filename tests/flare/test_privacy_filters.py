@@ -30,8 +30,9 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import create_job_processing_context_properties, nvflare_fobs_initialize
 from nvflare.private.privacy_manager import PrivacyService, Scope
 
-from fairflare.build.assembly import build_federation, build_parts
+from fairflare.build.assembly import build_federation
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.federation.audit import verify
 from fairflare.federation.messages import Answer, Instruction

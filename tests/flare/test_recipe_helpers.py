@@ -30,8 +30,9 @@ from nvflare.recipe.utils import (
 )
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS

@@ -16,8 +16,9 @@ import torch
 from faulty_trainer import SECRET
 
 from fairflare.build import tasks
-from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
+from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.processes import SCRATCH
 from fairflare.federation.audit import model_hash, verify

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from fairflare.build.assembly import build_federation, build_parts, build_site, site_names
+from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess

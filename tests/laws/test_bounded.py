@@ -161,7 +161,7 @@ def test_what_cannot_be_bounded_is_refused_in_one_line(method, values, said):
 
 
 def test_bounds_reach_the_run():
-    from fairflare.build.assembly import build_parts
+    from fairflare.build.parts import build_parts
 
     config = make_config("fedavg", "support2", values={"cap_weights": 0.3})
     assert build_parts(config).rule == Bounded(FedAvg(), Bounds(cap=0.3))

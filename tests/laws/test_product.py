@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from fairflare.build.assembly import LocalSites, build_federation, build_parts
+from fairflare.build.assembly import build_federation
 from fairflare.build.config import make_config
+from fairflare.build.local import LocalSites
+from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import verify

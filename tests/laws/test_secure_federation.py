@@ -9,8 +9,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fairflare.build.assembly import Credentials, build_federation, build_parts, build_site, run_local, site_names
+from fairflare.build.assembly import Credentials, build_federation, build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.types import Round
 from fairflare.federation.aggregation.site_sums import SiteSums
@@ -182,7 +184,7 @@ def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, 
                 yield answer
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairflare.build.assembly.InProcess", Killed)
+        patched.setattr("fairflare.build.local.InProcess", Killed)
         with pytest.raises(KeyboardInterrupt):
             run_local(config, tmp_path / "b")
     continued = run_local(config, tmp_path / "b")

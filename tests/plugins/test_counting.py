@@ -19,7 +19,9 @@ import dataclasses, json, sys, torch
 from pathlib import Path
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairflare.app.describe import answer_table
-from fairflare.build.assembly import allowed, build_parts, build_site, run_local
+from fairflare.build.assembly import allowed, build_site
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.build.config import make_config
 from fairflare.core.types import Round
 from fairflare.federation.audit import verify

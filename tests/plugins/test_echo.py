@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from fairflare.app.describe import leaving_rows
-from fairflare.build.assembly import build_federation, build_parts, build_site, run_local, site_names
+from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
 from fairflare.federation.audit import model_hash, verify

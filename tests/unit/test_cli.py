@@ -56,8 +56,8 @@ def test_a_run_folder_holds_what_was_promised(finished):
 
 
 def test_the_config_repeats_the_run(finished, tmp_path):
-    from fairflare.build.assembly import run_local
     from fairflare.build.config import RunConfig
+    from fairflare.build.local import run_local
     from fairflare.federation.audit import model_hash
 
     config = RunConfig.from_json(json.loads((finished / "config.json").read_text()))
@@ -212,8 +212,8 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
 
 def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
     """A ResNet-18 state dict with another head: everything but the head is taken over; sites never see the path."""
-    from fairflare.build.assembly import build_parts
     from fairflare.build.config import make_config
+    from fairflare.build.parts import build_parts
     from fairflare.clinic.networks import build
 
     torch.manual_seed(1)

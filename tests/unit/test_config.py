@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 

@@ -8,8 +8,8 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.app.contribution import contribution_of
-from fairflare.build.assembly import run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import verify
 

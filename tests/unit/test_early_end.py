@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from fairflare.app.runs import cautions
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.early_end import EarlyEnd, Ending

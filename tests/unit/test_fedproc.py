@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.contrast import prototype_contrast

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fairflare.build.assembly import run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
 from fairflare.federation.audit import verify

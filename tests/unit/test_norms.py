@@ -75,7 +75,8 @@ def test_the_ratio_is_a_setting_of_the_run():
 
 
 def test_the_ratio_reaches_the_gate(tmp_path):
-    from fairflare.build.assembly import build_federation, build_parts
+    from fairflare.build.assembly import build_federation
+    from fairflare.build.parts import build_parts
     from fairflare.federation.in_process import InProcess
 
     config = make_config("fedavg", "support2", values={"max_norm_ratio": "7.5"})

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.build.assembly import build_federation, build_parts
+from fairflare.build.assembly import build_federation
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.clinic.pooled import pooled
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.tensors import Split, TensorData

@@ -10,8 +10,9 @@ import weakref
 import pytest
 import torch
 
-from fairflare.build.assembly import build_federation, build_parts, build_site
+from fairflare.build.assembly import build_federation, build_site
 from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation import loop, unscored
 from fairflare.federation.audit import AuditLog, model_hash, verify

@@ -11,9 +11,10 @@ import pytest
 from fairflare.app.arguments import on_grid, own_names, own_pairs
 from fairflare.app.comparison import arms
 from fairflare.app.describe import method_rows, part_rows
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.local import run_local
 from fairflare.build.method_parts import default_parts
+from fairflare.build.parts import build_parts
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from fairflare.app import runs
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.federation.audit import AuditLog, model_hash

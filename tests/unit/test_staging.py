@@ -157,7 +157,8 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_site
+from fairflare.build.parts import build_parts
 from fairflare.build.config import RunConfig
 import fairflare.flare.controller, fairflare.flare.executor, fairflare.flare.egress, fairflare.flare.persistor
 import fairflare.flare.aggregator, fairflare.flare.site_policy, fairflare.report.write

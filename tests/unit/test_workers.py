@@ -15,9 +15,10 @@ import torch
 
 from fairflare.app.cli import main
 from fairflare.app.runs import workers_for
-from fairflare.build import assembly
-from fairflare.build.assembly import LocalSites, build_parts, run_local
+from fairflare.build import local
 from fairflare.build.config import make_config
+from fairflare.build.local import LocalSites, run_local
+from fairflare.build.parts import build_parts
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
@@ -325,7 +326,7 @@ def test_a_killed_run_goes_on_with_other_workers_in_the_same_bits(before, after,
 @pytest.mark.parametrize("method", ["echo", "ditto"])
 def test_spawned_workers_have_plugins_and_personal_models(method, tmp_path, monkeypatch):
     """Where no fork is possible they import everything anew."""
-    monkeypatch.setattr(assembly, "start_method", lambda threads: "spawn")
+    monkeypatch.setattr(local, "start_method", lambda threads: "spawn")
     with loaded("echo"):
         config = config_of(method)
         assert outcome(config, tmp_path / "1", 1) == outcome(config, tmp_path / "2", 2)

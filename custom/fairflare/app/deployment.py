@@ -12,9 +12,9 @@ from rich.markup import escape
 from fairflare.app import console
 from fairflare.app.folders import fresh_folder
 from fairflare.app.runs import cautions
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig
 from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed
 from fairflare.report.write import REPORT, verify_run
 

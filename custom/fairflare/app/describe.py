@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 from fairflare.build import tasks
-from fairflare.build.assembly import chosen_probes
 from fairflare.build.demands import effort, needs_of, received_by
 from fairflare.build.method_parts import default_parts, defaults_of
+from fairflare.build.parts import chosen_probes
 from fairflare.clinic import networks
 from fairflare.clinic.base import Task
 from fairflare.core import registry

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairflare.build.assembly import CONFIG, SITES
+from fairflare.build.assembly import CONFIG
+from fairflare.build.local import SITES
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.federation import audit

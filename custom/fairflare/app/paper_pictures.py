@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.build import tasks
-from fairflare.build.assembly import build_parts
 from fairflare.build.config import RunConfig
+from fairflare.build.parts import build_parts
 from fairflare.clinic.base import TestSet
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive

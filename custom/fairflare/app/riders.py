@@ -23,8 +23,10 @@ from fairflare.app.arguments import folder_name
 from fairflare.app.contribution import Question, facts
 from fairflare.app.folders import RIDER, RIDERS, check_collection, created, fresh_folder, is_run, opened
 from fairflare.app.parallel import budget, run_all
-from fairflare.build.assembly import LocalSites, build_parts, run_local, save_config, site_names
+from fairflare.build.assembly import save_config, site_names
 from fairflare.build.config import RunConfig
+from fairflare.build.local import LocalSites, run_local
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict

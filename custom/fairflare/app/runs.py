@@ -30,10 +30,12 @@ from fairflare.app.folders import (
     opened,
 )
 from fairflare.app.parallel import budget, run_all
-from fairflare.build.assembly import CONFIG, SITES, LocalSites, Parts, build_parts, run_local, save_config
+from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.local import SITES, LocalSites, run_local
 from fairflare.build.method_parts import part
+from fairflare.build.parts import Parts, build_parts
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training

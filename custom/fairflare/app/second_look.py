@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fairflare.build import tasks
-from fairflare.build.assembly import Parts, build_parts
 from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.parts import Parts, build_parts
 from fairflare.clinic.base import Task
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError

@@ -13,7 +13,7 @@ from fairflare.clinic.metrics import described
 from fairflare.core.types import PERSONAL
 
 if TYPE_CHECKING:
-    from fairflare.build.assembly import Parts
+    from fairflare.build.parts import Parts
 
 
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:

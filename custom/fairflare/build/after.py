@@ -19,8 +19,8 @@ from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, masked_sizes
 
 if TYPE_CHECKING:
-    from fairflare.build.assembly import Parts
     from fairflare.build.config import RunConfig
+    from fairflare.build.parts import Parts
 
 NO_STEP = "none"
 _CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal": Conformal}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.build.after import at_server
-from fairflare.build.assembly import LocalSites, build_parts
 from fairflare.build.config import RunConfig
+from fairflare.build.local import LocalSites
+from fairflare.build.parts import build_parts
 from fairflare.build.secure_sums import server_part
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round, StateDict

@@ -23,7 +23,7 @@ from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, nu
 from fairflare.rules.base import Rule, SummedRule
 
 if TYPE_CHECKING:
-    from fairflare.build.assembly import Parts
+    from fairflare.build.parts import Parts
 
 
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:

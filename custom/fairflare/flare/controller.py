@@ -18,8 +18,9 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from fairflare.build.assembly import build_federation, build_parts
+from fairflare.build.assembly import build_federation
 from fairflare.build.config import RunConfig
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
 from fairflare.core.processes import end_with_command

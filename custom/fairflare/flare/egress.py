@@ -17,7 +17,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.build.after import may_leave
-from fairflare.build.assembly import allowed, build_parts
+from fairflare.build.assembly import allowed
+from fairflare.build.parts import build_parts
 from fairflare.flare import wire
 from fairflare.flare.places import job_config, vouch_for_code
 from fairflare.flare.tracking import tell_receivers_here

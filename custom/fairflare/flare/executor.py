@@ -20,7 +20,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.build.assembly import build_parts, build_site
+from fairflare.build.assembly import build_site
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction

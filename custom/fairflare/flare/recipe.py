@@ -21,9 +21,10 @@ from nvflare.job_config.defs import FilterType
 from nvflare.job_config.fed_app_config import ClientAppConfig
 from nvflare.recipe.spec import Recipe
 
-from fairflare.build.assembly import site_names, without_folders, without_weights
+from fairflare.build.assembly import site_names
 from fairflare.build.config import RunConfig
 from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.parts import without_folders, without_weights
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.flare.controller import FairController

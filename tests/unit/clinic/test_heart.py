@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from fairflare.app.comparison import arms
 from fairflare.app.describe import task_rows
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic import networks
 from fairflare.clinic.grouping import Grouping

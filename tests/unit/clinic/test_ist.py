@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fairflare.app.comparison import arms
-from fairflare.build.assembly import build_parts, run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
+from fairflare.build.parts import build_parts
 from fairflare.build.tasks import load
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.scores import auc

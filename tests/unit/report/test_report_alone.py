@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from fairflare.build.assembly import run_local
 from fairflare.build.config import make_config
+from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
 from fairflare.report.write import check_resumable, verify_run, write_report
 from run_folders import edit_json, entries_of, put_entries
