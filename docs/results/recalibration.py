@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what recalibration after the last round does for FedAvg, and writes docs/results/recalibration.
 
-    python docs/results/recalibration.py [FOLDER]
+    python docs/results/recalibration.py [FOLDER] [--toy]
 
 FOLDER keeps the runs (a temporary one by default); finished ones are used again. Each task is run with every seed once;
 then ``fairflare after`` takes each step on that run, so that all rows of a seed are of one model. The splits are the
 tasks' own and stay, so that intervals are over initial models and the order of training, not over patients.
+``--toy`` prints the table of one task, seed, step and round, which says nothing, and writes no results.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -17,6 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +41,16 @@ Rows = list[dict[str, Any]]
 
 def main() -> None:
     """Run, take the steps, write CSV and Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, help="keeps the runs")
+    parser.add_argument("--toy", action="store_true", help="one of everything; prints and writes no results")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else scratch)
-        rows = [row for task in TASKS for seed in SEEDS for row in measured(folder, task, seed)]
+        folder = options.folder or Path(scratch)
+        if options.toy:
+            print("\n".join(table(measured(folder, next(iter(TASKS)), SEEDS[0], ["line"], "--rounds", "1"))))
+            return
+        rows = [row for task in TASKS for seed in SEEDS for row in measured(folder, task, seed, STEPS)]
     RESULTS.mkdir(exist_ok=True)
     with FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -56,14 +66,14 @@ def read() -> Rows:
         return [{key: numbers.get(key, str)(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
-def measured(folder: Path, task: str, seed: int) -> Rows:
-    """One row per way, and site or summary, of one run."""
+def measured(folder: Path, task: str, seed: int, steps: Iterable[str], *more: str) -> Rows:
+    """One row per way, and site or summary, of one run; ``more``: further words of its command."""
     out = folder / f"{task.replace(':', '-')}-seed{seed}"
     if not (out / "report.json").is_file():
-        fairflare("run", "fedavg", "--task", task, "--seed", str(seed), "--out", str(out), "--workers", "1")
+        fairflare("run", "fedavg", "--task", task, "--seed", str(seed), "--out", str(out), "--workers", "1", *more)
     found: Rows = []
-    for name, own in STEPS.items():
-        settings = [part for pair in (*TASKS[task], *own) for part in ("--set", pair)]
+    for name in steps:
+        settings = [part for pair in (*TASKS[task], *STEPS[name]) for part in ("--set", pair)]
         fairflare("after", str(out), "--step", "recalibrate", *settings)
         section = json.loads((out / "report.json").read_text())["detail"]["after"][-1]
         stages = {"shared": f"one {name} for all", "own": f"{name} of each site's own"}

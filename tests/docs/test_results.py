@@ -9,6 +9,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -106,3 +107,23 @@ def test_the_tables_of_recalibration_are_those_of_its_file():
         own = [row for row in rows if row["task"] == task]
         assert {row["seed"] for row in own} == set(made["SEEDS"])
         assert "\n".join(made["table"](own)) in page
+
+
+@pytest.mark.slow
+def test_recalibration_is_measured_at_toy_size(monkeypatch, capsys):
+    script, folder = RESULTS / "recalibration.py", RESULTS / "recalibration"
+    kept, run = {path: path.read_bytes() for path in folder.iterdir()}, subprocess.run
+
+    def in_process(words, **options):
+        if words[1:3] != ["-m", "fairflare"]:
+            return run(words, **options)
+        return CliRunner().invoke(cli.cli, words[3:], obj=shlex.join(words), catch_exceptions=False)
+
+    monkeypatch.setattr(subprocess, "run", in_process)
+    monkeypatch.setattr(sys, "argv", [script.name, "--toy"])
+    runpy.run_path(str(script), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    ways = [line.split("|")[1].strip() for line in lines[2:]]
+    assert ways == ["the model as it is", "one line for all", "line of each site's own"]
+    assert all(FIGURE.search(line) for line in lines[2:]) and "nan" not in "".join(lines)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
