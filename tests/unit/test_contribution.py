@@ -68,6 +68,23 @@ def test_seeds_coalitions_and_other_methods(tmp_path, capsys):
     assert code == 2 and "METHOD: 'fedavg' is given twice" in err
 
 
+@pytest.mark.parametrize("method, values", [("scaffold", {}), ("feddyn", {"trainer.variant": "reference"})])
+def test_a_coalition_is_the_federation_without_the_others(tmp_path, method, values):
+    """To what a site that only is evaluated adds nothing: the number of sites and of examples that the server knows."""
+    values = values | {"n_sites": 3, "model": "linear", "batch_size": 512, "min_sites": 1, "optimizer": "sgd"}
+    models = {}
+    for name, more in {
+        "all": {},
+        "without": {"leave_out": "site-3"},
+        "only": {"selector": "list", "select.sites": "site-1,site-2"},
+    }.items():
+        (tmp_path / name).mkdir()
+        run_local(make_config(method, "support2:dirichlet", rounds=2, values=values | more), tmp_path / name)
+        rounds = [e for e in verify(tmp_path / name / "audit.jsonl") if e["event"] == "round"]
+        models[name] = [e["model_sha256"] for e in rounds]
+    assert models["only"] == models["without"] and models["only"][1] != models["all"][1]
+
+
 def test_shares_by_hand():
     """Scores .8 with all; .7, .8 and .82 without a, b, c: drops .1, 0 and -.02, so that a has it all."""
 

@@ -59,6 +59,11 @@ class Greedy(All):
         return chosen
 
 
+class Forgetful(All):
+    def ever(self, sites):
+        return tuple(sites[1:])
+
+
 class Picky(All):
     def missing(self, sites):
         return "expected other sites"
@@ -70,6 +75,7 @@ REFUSED_SELECTORS = {
     Stranger: "not among the sites",
     Moody: "when it is asked again|expected at least",
     Greedy: "changes the list",
+    Forgetful: "may never select",
     Picky: "expected other sites",
 }
 

@@ -61,10 +61,11 @@ class Info:
         lr: local learning rate eta of the sites, >= 0; 0 where the server does not know it.
         steps: site -> optimizer steps that it took in this round, as its accepted answer says; lacks the sites whose
             answer does not say, and is empty before the answers.
-        known_sites: sites that have passed preflight so far, absent ones included; 0 where the server does not know.
+        known_sites: sites that have passed preflight so far and may be selected in some round, absent ones included; 0
+            where the server does not know.
         models: site -> the model of its own that it was sent in this round, to which its update is the difference; all
             other sites were sent the shared one.
-        examples: site -> n_k as it stated in preflight, absent sites included; empty where the server does not know.
+        examples: those sites -> n_k as stated in preflight; empty where the server does not know.
     """
 
     round: Round

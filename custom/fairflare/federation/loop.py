@@ -295,7 +295,8 @@ class Federation:
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
         """What the rule knows of the round beside replies and state."""
-        declared = standing.declared
+        taking_part = self.selector.ever(sorted(standing.declared))
+        declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
 
     def _select(self, round: Round, everyone: bool = False) -> tuple[str, ...]:

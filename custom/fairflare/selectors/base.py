@@ -31,6 +31,14 @@ class Selector(ABC):
             least: fewest accepted sites that the round needs; no fewer are selected where that many are there.
         """
 
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Those of the training sites ``sites`` that it may select in some round, in their order.
+
+        What rules and trainers know of the federation, as its number of sites, is of these: a site that never trains
+        is no part of it.
+        """
+        return tuple(sites)
+
     def missing(self, sites: Sequence[str]) -> str:
         """What is wrong with this selector on a run's training sites, in one line; empty when nothing is."""
         return ""

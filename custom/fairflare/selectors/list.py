@@ -30,6 +30,10 @@ class Named(Selector):
 
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
         """Those of the sites that are in the list."""
+        return self.ever(sites)
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Those of the sites that are in the list."""
         return tuple(site for site in sites if site in self.names)
 
     def missing(self, sites: Sequence[str]) -> str:

@@ -24,3 +24,7 @@ class Pool(Selector):
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
         """The first of the sites."""
         return tuple(sites[:1])
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """The first of the sites."""
+        return tuple(sites[:1])

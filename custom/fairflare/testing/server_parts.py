@@ -26,8 +26,8 @@ TRAINABLE = frozenset({"weight", "half"})
 def check_selector(id: str, among: Sequence[str] = (), **settings: Any) -> None:
     """Ask selector ``id`` in several rounds who of one, two, five and twenty sites takes part.
 
-    It must choose among the sites that are there, each once and in their order, no fewer than the round needs where
-    that many are there, and the same again when it is asked again.
+    It must choose among the sites that are there, each once and in their order, only such as it may ever select, no
+    fewer than the round needs where that many are there, and the same again when it is asked again.
 
     Args:
         id: the selector's.
@@ -60,6 +60,7 @@ def _selects(
     assert isinstance(chosen, tuple), f"{where}: expected a tuple, got a {type(chosen).__name__}"
     assert chosen == tuple(site for site in sites if site in chosen), f"{where}: not among the sites, or not in order"
     fewest = 1 if made[0].pools else min(least, len(sites))
+    assert set(chosen) <= set(made[0].ever(sites)), f"{where}: chooses sites that it may never select (ever)"
     assert len(chosen) >= fewest, f"{where}: expected at least {fewest}, got {len(chosen)}"
     assert made[1].select(sites, round, seed, least) == chosen, f"{where}: chooses others when it is asked again"
 
