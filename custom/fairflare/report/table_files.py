@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -38,6 +39,13 @@ LATEX = {
     "\N{GREEK SMALL LETTER LAMDA}": r"$\lambda$", "\N{GREEK SMALL LETTER MU}": r"$\mu$",
     "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
 }  # fmt: skip
+MARKUP = re.compile(
+    r"[\\|`*~$\[\]<>]"
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word, where it is no emphasis
+    r"|&(?=#?\w+;)|:(?=//)|(?<=www)\.",
+    re.I,
+)
+"""What a backslash stands before in Markdown."""
 
 
 def as_markdown(table: Table, *, heading: int | None = None) -> str:
@@ -49,18 +57,20 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
     """
     groups = any(column.group for column in table.columns)
     names = [f"{c.group}: {c.title}" if groups and c.group else c.title for c in table.columns]
-    lines = ["| " + " | ".join(map(_md, (table.stub, *names))) + " |"]
+    lines = ["| " + " | ".join(map(markdown, (table.stub, *names))) + " |"]
     lines += ["| " + " | ".join(["---", *("---" if column.words else "--:" for column in table.columns)]) + " |"]
     for group, rows in groupby(table.rows, key=lambda row: row.group):
         if group:
-            lines.append("| " + " | ".join([f"**{_md(group)}**", *("" for _ in table.columns)]) + " |")
+            lines.append("| " + " | ".join([f"**{markdown(group)}**", *("" for _ in table.columns)]) + " |")
         for row in rows:
-            cells = [_md_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append("| " + " | ".join([_md(row.title) + _superscript(row.notes), *cells]) + " |")
-    parts = [f"{'#' * heading} {_md(table.title)}"] if heading else []
-    parts += [_md(table.caption)] if table.caption else []
+            cells = [_markdown_cell(table.cell(row, column), column) for column in table.columns]
+            lines.append("| " + " | ".join([markdown(row.title) + _superscript(row.notes), *cells]) + " |")
+    parts = [f"{'#' * heading} {markdown(table.title)}"] if heading else []
+    parts += [markdown(table.caption)] if table.caption else []
     parts += ["\n".join(lines)]
-    parts += ["\n".join(f"{i}. {_md(note)}" for i, note in enumerate(table.footnotes, 1))] if table.footnotes else []
+    parts += (
+        ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))] if table.footnotes else []
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -76,7 +86,8 @@ def as_csv(*tables: Table) -> str:
                 numbers = (cell.value, cell.low, cell.high, cell.spread, cell.n, cell.published)
                 names = (table.key, row.group, row.key, column.group, column.key)
                 last = (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
-                writer.writerow([*map(_csv, names), *("" if x is None else x for x in numbers), *map(_csv, last)])
+                values = ("" if number is None else number for number in numbers)
+                writer.writerow([*map(spreadsheet, names), *values, *map(spreadsheet, last)])
     return out.getvalue()
 
 
@@ -96,7 +107,7 @@ def _latex_table(table: Table) -> str:
         lines += [f"\\multicolumn{{{count}}}{{l}}{{\\emph{{{latex(group)}}}}} \\\\"] if group else []
         for row in rows:
             cells = [_latex_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append(" & ".join([latex(row.title) + _latex_notes(row.notes), *cells]) + r" \\")
+            lines.append(" & ".join([_first(row.title) + _latex_notes(row.notes), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     notes = [f"$^{{{i}}}$ {latex(note)}" for i, note in enumerate(table.footnotes, 1)]
     notes += [f"{latex(DAGGER)} dominated"] if _has(table, "dominated") else []
@@ -175,11 +186,25 @@ def latex(text: str) -> str:
     return "".join(LATEX.get(char, char) for char in _plain(text))
 
 
+def markdown(text: str) -> str:
+    """Text with everything that Markdown reads as markup, an entity or a web address written out."""
+    return MARKUP.sub(r"\\\g<0>", _plain(text))
+
+
+def spreadsheet(text: str) -> str:
+    """Text that no spreadsheet computes: what begins as a formula, after blanks or in wide forms too, is quoted."""
+    found = _plain(text)
+    first = unicodedata.normalize("NFKC", found.lstrip()[:1])
+    return f"'{found}" if first in ("=", "+", "-", "@") and found != "-" else found
+
+
 def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: Mapping[str, str]) -> str:
     level = 2 if len(tables) > 1 else None
-    parts = [f"# {_md(title)}\n", *(f"{_md(sentence)}\n" for sentence in lead)]
+    parts = [f"# {markdown(title)}\n", *(f"{markdown(sentence)}\n" for sentence in lead)]
     parts += [as_markdown(table, heading=level) for table in tables]
-    parts += ["\n".join(f"- {_md(name)}: {_md(text)}" for name, text in facts.items()) + "\n"] if facts else []
+    parts += (
+        ["\n".join(f"- {markdown(name)}: {markdown(text)}" for name, text in facts.items()) + "\n"] if facts else []
+    )
     return "\n".join(parts)
 
 
@@ -210,8 +235,8 @@ def _html_cell(table: Table, row: Row, column: Column) -> dict[str, Any]:
     return {"text": shown, "below": below, "published": published, "cell": cell, "words": words}
 
 
-def _md_cell(cell: Cell, column: Column) -> str:
-    shown = _md(cell.words) if cell.words else cell.written(column.form)
+def _markdown_cell(cell: Cell, column: Column) -> str:
+    shown = markdown(cell.words) if cell.words else cell.written(column.form)
     around = {"best": "**", "second": "_"}.get(cell.mark, "")
     return f"{around}{shown}{around}" + _after(cell, column, _superscript)
 
@@ -237,7 +262,13 @@ def _latex_head(table: Table) -> list[str]:
             at += span
     arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
     titles = [latex(column.title) + arrows[column.better] for column in table.columns]
-    return [*lines, " & ".join([latex(table.stub), *titles]) + r" \\"]
+    return [*lines, " & ".join([_first(table.stub), *titles]) + r" \\"]
+
+
+def _first(text: str) -> str:
+    """A row's first words: no argument of the rule or the line's end before them."""
+    found = latex(text)
+    return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
 
 
 def _latex_notes(notes: Iterable[int]) -> str:
@@ -257,13 +288,3 @@ def _has(table: Table, mark: str) -> bool:
 def _plain(text: str) -> str:
     """One line of characters that have a shape."""
     return "".join(char for char in re.sub(r"\s+", " ", str(text)) if char.isprintable())
-
-
-def _md(text: str) -> str:
-    return re.sub(r"([\\|`*\[\]<>])", r"\\\1", _plain(text))
-
-
-def _csv(text: str) -> str:
-    """Text that no spreadsheet computes: what begins as a formula does is quoted."""
-    found = _plain(text)
-    return f"'{found}" if found[:1] in ("=", "+", "-", "@") and found != "-" else found

@@ -14,6 +14,7 @@ from fairflare.report.compare import drawn_words, objective_words, same_objectiv
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.quantities import NAMES, QUANTITIES
 from fairflare.report.table_files import as_markdown as as_markdown_table
+from fairflare.report.table_files import markdown, spreadsheet
 from fairflare.report.values import MISSING, capital, with_half_width, with_interval
 from fairflare.report.words import differences
 
@@ -50,7 +51,8 @@ def as_csv(comparison: Json) -> str:
             row += [paired.get("mean"), paired.get("low"), paired.get("high")]
             row += [paired.get("wins") if same_objective(comparison, method) else None, objective_words(method)]
             row += _statistics(paired) if judged else []
-            writer.writerow([method["label"], name, *("" if value is None else value for value in row)])
+            words = [spreadsheet(value) if isinstance(value, str) else value for value in (method["label"], name, *row)]
+            writer.writerow("" if value is None else value for value in words)
     return out.getvalue()
 
 
@@ -62,12 +64,12 @@ def _statistics(paired: Json) -> list[Any]:
 def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> str:
     """The same as tables, quantities down and methods across, under the command that made them."""
     methods, names = comparison["methods"], _known(comparison["methods"])
-    labels = [method["label"] for method in methods]
+    labels = [markdown(method["label"]) for method in methods]
     values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
     if methods[0]["objective"]:
-        values = [["trained with", *map(objective_words, methods)], *values]
+        values = [["trained with", *(markdown(objective_words(method)) for method in methods)], *values]
     parts = [
-        f"# {comparison['headline']} on {comparison['task']['id']}:{comparison['task'].get('preset')}",
+        markdown(f"# {comparison['headline']} on {comparison['task']['id']}:{comparison['task'].get('preset')}"),
         f"    {command}",
         f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
         f"{capital(drawn_words(comparison))}.",
@@ -80,10 +82,10 @@ def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> 
             f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
             _table(["difference", *labels[1:]], paired),
         ]
-        parts += ["\n".join(f"- {line}" for line in differences(comparison))]
+        parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
     for table in comparison_tables(comparison):
         parts += [as_markdown_table(table, heading=2).rstrip("\n")]
-    parts += ["\n".join(f"- {line}" for line in (*comparison["notes"], *comparison["caveats"]))]
+    parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
     parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -104,4 +106,4 @@ def _difference(comparison: Json, method: Json, name: str) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

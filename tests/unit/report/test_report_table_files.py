@@ -2,6 +2,8 @@
 """Tables as values and as files: what stands in them, what is escaped, what people and programs read."""
 
 import csv
+import dataclasses
+import html
 import io
 import json
 import math
@@ -13,7 +15,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fairflare.report.fairness import mean_ci
-from fairflare.report.table_files import ENDINGS, as_csv, as_html, as_latex, as_markdown, latex, write_tables
+from fairflare.report.table_files import ENDINGS, as_csv, as_html, as_latex, as_markdown, latex, markdown, write_tables
 from fairflare.report.table_model import Cell, Column, Form, Row, Table, headings, with_best
 
 NASTY = "<script>alert(1)</script> | 50 % of $x_1$ & \\input{/etc/passwd} #1 ~ ^ `code` [a](b)"
@@ -64,6 +66,36 @@ def test_csv_keeps_numbers_whole_and_computes_nothing(table):
     assert (row["row"], row["words"]) == ("'=1+1", "'@SUM(A1) next")
 
 
+@pytest.mark.parametrize(
+    "name", [" =HYPERLINK(1)", "\N{FULLWIDTH EQUALS SIGN}1+1", "\N{NO-BREAK SPACE}-1", "\t@SUM(A1)"]
+)
+def test_a_formula_after_blanks_or_in_wide_forms_is_quoted(name):
+    evil = Table("evil", "e", (Column("x", "x"),), (Row(name, "r", {"x": Cell.text(name)}, group=name),))
+    row = next(csv.DictReader(io.StringIO(as_csv(evil))))
+    assert [row[key][:1] for key in ("group", "row", "words")] == ["'"] * 3
+    usual = Table("usual", "u", (Column("x", "x"),), (Row("fed-avg", "r", {"x": Cell.text("-")}),))
+    row = next(csv.DictReader(io.StringIO(as_csv(usual))))
+    assert (row["row"], row["words"]) == ("fed-avg", "-")
+
+
+ODD = ("_a_ b", "~~a~~", "a &amp; b", "https://a.example/b", "www.a.example", "$x$", "**a**", "a_b", "A & B: c")
+
+
+def test_markdown_shows_names_as_they_are():
+    render = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"]).render
+    rows = tuple(Row(str(i), name, {"x": Cell.text(name)}, group=name) for i, name in enumerate(ODD))
+    table = Table("odd", ODD[0], (Column("x", ODD[1], words=True),), rows, footnotes=ODD)
+    shown = render(as_markdown(table, heading=2))
+    assert not re.search(r"<(em|s|del|a|code)\b", shown)
+    cells = [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.+)</td>", shown)]
+    bold = [f"<strong>{name}</strong>" for name in ODD]
+    assert cells == [cell for name, strong in zip(ODD, bold) for cell in (strong, name, name)]
+    assert [html.unescape(item) for item in re.findall(r"<li>(.+)</li>", shown)] == list(ODD)
+    assert markdown("a_b") == "a_b" and not re.search(r"(?<!\\)://|www\.", as_markdown(table)), (
+        "GitHub makes these links"
+    )
+
+
 def test_every_writer_escapes_names():
     rows = (Row("r", NASTY, {"x": Cell.text(NASTY)}, group=NASTY),)
     table = Table("evil", NASTY, (Column("x", NASTY, words=True, group=NASTY),), rows, NASTY, NASTY, (NASTY,))
@@ -87,9 +119,23 @@ def test_latex_has_the_form_of_booktabs(table):
     assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}
 
 
+def test_latex_takes_no_name_for_an_argument(table):
+    """A bracket after a rule or a line's end is read as a length, a star there as part of the command."""
+    written = as_latex(odd_first_words(table))
+    assert all(first in written for first in ("\n{}[1cm] a &", "\n{} * b$^{2}$ &", "\n{}[x] &"))
+    assert not re.search(r"(\\\\|rule(\(lr\)\{[0-9-]+\})?)\s*[\[*]", written)
+    assert "\n{}" not in as_latex(table)
+
+
+def odd_first_words(table):
+    rows = [dataclasses.replace(row, title=title, group="") for row, title in zip(table.rows, ("[1cm] a", " * b"))]
+    return dataclasses.replace(table, rows=tuple(rows), stub="[x]")
+
+
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="LaTeX is not installed")
 def test_latex_compiles(table, tmp_path):
-    text = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + as_latex(table) + "\\end{document}"
+    tables = as_latex(table, odd_first_words(table))
+    text = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + tables + "\\end{document}"
     (tmp_path / "t.tex").write_text(text)
     done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:]

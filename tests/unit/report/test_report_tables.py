@@ -35,6 +35,16 @@ def test_markdown_names_command_versions_and_machine(comparison):
     assert "+0.030 [−0.097, +0.157], 2 of 2" in page
 
 
+def test_names_of_methods_are_no_formulas_and_no_markup(make_run):
+    evil = "=1+1 | _x_ [a](https://b.example)"
+    found = compare([make_run("A", 0), make_run("A", 1), make_run(evil, 0), make_run(evil, 1)])
+    labels = {row["method"] for row in csv.DictReader(io.StringIO(as_csv(found)))}
+    assert labels == {"A", f"'{evil}"}
+    page = as_markdown(found, "fairflare compare a b", {})
+    assert r"| final model | A | =1+1 \| \_x\_ \[a\](https\://b.example) |" in page
+    assert "](" not in page.replace("\\](", "") and "_x_" not in page
+
+
 FILES = ["compare.csv", "compare.json", "compare.md", "compare.tex", "tables.csv"]
 
 
