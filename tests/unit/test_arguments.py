@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fairflare.app.arguments import comparison_name, on_grid
+from fairflare.app.arguments import comparison_name, folder_name, on_grid
 from fairflare.app.cli import main
 from fairflare.core.errors import UserError
 
@@ -47,3 +47,11 @@ def test_a_comparison_with_other_choices_has_another_folder():
     grouped = comparison_name("support2", {"values": {"group_by": "label+sex"}})
     assert plain == "compare-support2" and grouped.startswith("compare-support2-") and grouped != plain
     assert comparison_name("ich-phantom:small", {"env": "sim"}).startswith("compare-ich-phantom-small-")
+
+
+def test_folders_have_names_that_a_file_system_takes():
+    assert folder_name("fedism-plus:state=L,q=1") == "fedism-plus-state=L-q=1"
+    for label in ("a" * 500, "\N{CJK UNIFIED IDEOGRAPH-75C5}" * 100, "\N{CYRILLIC SMALL LETTER A}" * 100):
+        name = folder_name(label)
+        assert label.startswith(name[:-9]) and len(name.encode()) <= 210
+        assert name != folder_name(label + "b")

@@ -2,12 +2,13 @@
 """`fairflare contribution` and the free-rider score: real runs on the smallest tasks."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.app.contribution import contribution_of
+from fairflare.app.contribution import Question, contribution_of, measure_contribution
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
@@ -83,6 +84,26 @@ def test_a_coalition_is_the_federation_without_the_others(tmp_path, method, valu
         rounds = [e for e in verify(tmp_path / name / "audit.jsonl") if e["event"] == "round"]
         models[name] = [e["model_sha256"] for e in rounds]
     assert models["only"] == models["without"] and models["only"][1] != models["all"][1]
+
+
+def test_coalitions_of_many_sites_have_folders(tmp_path, monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def run_all(runs, folder, *args):
+        for name, _ in runs:
+            (folder / name).mkdir()
+        raise Enough
+
+    monkeypatch.setattr("fairflare.app.contribution.run_all", run_all)
+    values = {"n_sites": 40, "min_sites": 1}
+    choices = {"shapley": True, "permutations": 2, "choices": {"values": values}}
+    question = Question("fedavg", "support2:dirichlet", (0,), **choices)
+    with pytest.raises(Enough):
+        measure_contribution(question, tmp_path / "c")
+    names = [path.name for path in (tmp_path / "c").iterdir()]
+    assert sum(name.startswith("only-") for name in names) >= 2 * 37 and max(map(len, names)) <= 255
+    assert any(re.fullmatch("only-site-[0-9]+[+]site-[0-9]+", name) for name in names), "short ones say it all"
 
 
 def test_shares_by_hand():

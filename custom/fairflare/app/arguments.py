@@ -18,6 +18,8 @@ from fairflare.core.validation import shown
 
 LONGEST_NAME = 100
 """Characters of a folder's name that stand for a method's settings."""
+LONGEST_BYTES = 200
+"""Of them in UTF-8; a file system takes 255 in all."""
 MOST_RUNS = 1000
 """Of methods, of seeds, and of combinations of a grid in one comparison."""
 KINDS = ("classification", "segmentation", "tabular")
@@ -111,6 +113,7 @@ def folder_name(label: str) -> str:
     then a hash keeps two labels apart."""
     plain = label.replace(":", "-").replace(",", "-")
     name = re.sub(r"[^\w.=+-]", "_", plain)[:LONGEST_NAME]
+    name = name.encode()[:LONGEST_BYTES].decode(errors="ignore")
     return name if name == plain else f"{name}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 

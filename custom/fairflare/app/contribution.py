@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.app.arguments import LONGEST_BYTES, folder_name
 from fairflare.app.comparison import data_values
 from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.folders import check_collection, created, opened
@@ -197,7 +198,8 @@ class _Plan:
         return self._name(ONLY + "+".join(site for site in self.sites if site in team))
 
     def _name(self, name: str) -> str:
-        return name + self._suffix
+        """A run's folder: with its sites' names, as long as a file system takes them."""
+        return (name if len(name.encode()) <= LONGEST_BYTES else folder_name(name)) + self._suffix
 
 
 def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]:
@@ -254,8 +256,6 @@ def _weights(report: Mapping[str, Any], sites: Sequence[str]) -> dict[str, float
 
 
 def _weights_folder(label: str) -> str:
-    from fairflare.app.arguments import folder_name
-
     return WEIGHTS + folder_name(label)
 
 
