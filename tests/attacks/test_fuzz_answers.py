@@ -138,11 +138,19 @@ def numbers(pick, specs):
         value = pick.choice((spec.low, spec.high, min(spec.high, 1.0), pick.uniform(spec.low, spec.high)))
         value = pick.choice((value, max(spec.low, 5e-324)))
         found[spec.name] = float(pick.randrange(400)) if spec.name.startswith("group_count/") else value
+        if spec.of_examples and pick.randrange(12):
+            found[spec.name] = possible(spec)
         if not pick.randrange(8 * len(specs)):
             found[spec.name] = anything(pick)
         if not pick.randrange(8 * len(specs)):
             del found[spec.name]
     return perhaps(pick, found, 9)
+
+
+def possible(spec):
+    """A count that goes with the others: 50 seen, 40 of them right, 12 in each group."""
+    family = spec.name.partition("/")[0]
+    return {"seen": 50.0, "correct": 40.0, "positives": 5.0, "negatives": 7.0}.get(family, 3.0)
 
 
 def hostile(pick, site, specs):
@@ -191,6 +199,7 @@ def honest(site, specs):
     update = {k: torch.full_like(v, 0.02) for k, v in MODEL.items() if v.is_floating_point()}
     scalars = {s.name: min(max(0.5, s.low), s.high) for s in specs}
     scalars |= {s.name: 10.0 for s in specs if s.name.startswith("group_count/")}
+    scalars |= {s.name: possible(s) for s in specs if s.of_examples}
     return Answer(site, 1, update, n_examples=100, steps=5, scalars=scalars)
 
 

@@ -116,6 +116,8 @@ class Number:
         high: the largest.
         meaning: what it is, for people.
         required: whether an answer without it is refused.
+        of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
+            examples; None: no such count.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Number:
     high: float
     meaning: str
     required: bool = False
+    of_examples: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
 from fairflare.core.stored import Stored, gathered
-from fairflare.core.types import GROUP_COUNT, Number
+from fairflare.core.types import Number
 from fairflare.federation.checks import (
     Ranges,
     Refused,
@@ -57,13 +57,6 @@ def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str
 def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
     """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
     return _checked_scalars(found, specs, ())
-
-
-def check_group_counts(scalars: Mapping[str, float], n_examples: int) -> None:
-    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
-    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
-    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
-        raise Refused("count_mismatch", f"group_count: expected whole numbers of at most {n_examples} in all")
 
 
 def _in_range(spec: Number, value: Any) -> float:

@@ -25,7 +25,8 @@ from fairflare.federation.checks import (
     is_number,
     left_out,
 )
-from fairflare.federation.field_checks import CHECKS, Against, check_group_counts
+from fairflare.federation.count_checks import check_counts
+from fairflare.federation.field_checks import CHECKS, Against
 from fairflare.federation.update_form import Form, Measured
 
 
@@ -146,7 +147,7 @@ class Gate:
         values = self._checked(
             answer, "train", Against(form, round, declared, self.scalars, wanted, self.metrics, self.tensors)
         )
-        check_group_counts(values["scalars"], values["n_examples"])
+        check_counts(values["scalars"], self.scalars, values["n_examples"])
         measured: Measured = values["update"]
         return reply_of(answer.site, {**values, "update": measured.update}, self.trainable), measured.sizes
 

@@ -7,7 +7,7 @@ positive one. From sums of these a server has the federation's true-positive rat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -28,6 +28,8 @@ MEANINGS = (
     "those of them that the received model calls positive, group {}",
 )
 """Of each of ``FAMILIES``."""
+VALIDATION = 10.0
+"""Validation examples per training example that the server believes: it knows no site's number of these."""
 
 
 @probe("fairness-counts")
@@ -67,7 +69,8 @@ class FairnessCounts(Probe):
             for name in outline.groups
             for family, meaning in zip(FAMILIES, MEANINGS)
         ]
-        return (*self.reports, *per_group)
+        most = 1.0 if self.count_split == "train" else VALIDATION
+        return tuple(replace(number, of_examples=most) for number in (*self.reports, *per_group))
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         """One forward pass."""
