@@ -23,7 +23,9 @@ from fairflare.rules.base import Outcome, State, SummedRule, add_weighted, examp
 
 MOST = 1e15
 """Of what a site keeps under secure sums, whatever sums it was told."""
-EXTRA = "What an example's weight differs from 1 by in the next round."
+LARGEST, LEAST = 10.0, -1.0
+"""Bounds of a weight that multiplies a loss (``apply=local``): with SGD it multiplies the step, too."""
+EXTRA = "What an example's weight differs from 1 by in the next round, before it is bounded."
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class FlexFair(SummedRule):
         positive: the class of "eo".
         apply: "split": sites train with weights relative to their own mean, by which the server weighs their updates,
             so that whole sites' weights act under any optimizer; "local": the weights multiply the local loss and
-            the server weighs by n_k.
-        raw: weights below 0 stay so; needs "local".
+            the server weighs by n_k. Weights are then at most 10: one site's word on a group is in everybody's.
+        raw: weights below 0 stay so, down to -1; needs "local".
     """
 
     n_terms: ClassVar[int] = 5
@@ -65,6 +67,7 @@ class FlexFair(SummedRule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("penalty", "Variance of the losses", "nats^2", "round", meaning="The penalty without lambda."),
         Note("penalised", "Cells of the penalty", "cells", "round", meaning="Sites or groups that have losses."),
+        Note("bounded", "Bounded weights", "cells", "round", meaning="Cells whose next weight is at its bound."),
         Note("site_extra", "Extra weight of the sites", "", "site", meaning=EXTRA),
         Note("group_extra", "Extra weight of the groups", "", "group", meaning=EXTRA),
     )
@@ -144,6 +147,8 @@ class FlexFair(SummedRule):
         _, found = self._next(replies, state)
         known = {"site_extra" if self.cells == "sites" else "group_extra": following.get("extra", {})}
         notes = {"penalty": found.penalty, "penalised": found.cells, **known} if self.lam else {}
+        if self.lam and self.apply == "local":
+            notes["bounded"] = sum(not self._least - 1 <= e <= LARGEST - 1 for e in found.extra.values())
         return Outcome(add_weighted(model, replies, weights), weights, following, notes)
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
@@ -204,7 +209,12 @@ class FlexFair(SummedRule):
         return [[name for name in cells if _class(name) == one] for one in classes]
 
     def _weight(self, extra: float) -> float:
-        return 1 + extra if self.raw else max(0.0, 1 + extra)
+        weight = max(self._least, 1 + extra)
+        return min(weight, LARGEST) if self.apply == "local" else weight
+
+    @property
+    def _least(self) -> float:
+        return LEAST if self.raw else 0.0
 
     def _mean_weight(self, reply: Reply, extra: Mapping[str, float]) -> float:
         """The mean weight of a site's examples, as far as the server knows their groups."""

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site could do to the others' training and weights with numbers and updates that the gate lets pass."""
+
+import dataclasses
+
+import pytest
+
+from fairflare.build.config import make_config
+from fairflare.build.local import run_local
+from fairflare.core.types import Info, Round
+from fairflare.federation.audit import verify
+from fairflare.federation.in_process import InProcess
+from fairflare.rules.flexfair import FlexFair
+
+SMALL = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
+
+
+def rounds_of(folder, monkeypatch, method, values, change, rounds=3):
+    """The log's rounds of a run whose last site's answers to "train" are changed."""
+    honest = InProcess.exchange
+
+    def exchange(self, instructions):
+        for answer in honest(self, instructions):
+            hostile = answer.site == max(self.sites()) and instructions[answer.site].task == "train"
+            yield change(answer) if hostile else answer
+
+    monkeypatch.setattr(InProcess, "exchange", exchange)
+    run_local(make_config(method, "support2:dirichlet", rounds=rounds, values={**SMALL, **values}), folder)
+    return [entry for entry in verify(folder / "audit.jsonl") if entry["event"] == "round"]
+
+
+def with_numbers(**told):
+    return lambda answer: dataclasses.replace(answer, scalars={**answer.scalars, **told})
+
+
+# FlexFair
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("extra", [1e15, 20.0, -1e15, 0.5])
+def test_a_weight_that_multiplies_a_loss_is_bounded(raw, extra):
+    for cells, name in (("sites", "weight"), ("groups", "weight/site-1")):
+        rule = FlexFair(cells=cells, apply="local", raw=raw)
+        orders = rule.orders({"extra": {"site-1": extra}}, "site-1", Info(Round(2, 3)))
+        weight = orders[name] + (cells == "groups")
+        assert (-1 if raw else 0) <= weight <= 10 and (weight == 1.5 or extra != 0.5)
+
+
+def test_one_groups_loss_does_not_make_every_site_diverge(tmp_path, monkeypatch):
+    """A site says a loss of 1e6 for one group, whose weight then multiplies everyone's steps."""
+    values = {"optimizer": "sgd", "group_by": "sex", "cells": "groups", "apply": "local"}
+    change = with_numbers(**{"group_loss/female": 1e6})
+    rounds = rounds_of(tmp_path, monkeypatch, "flexfair", values, change)
+    assert [entry["rejected"] for entry in rounds] == [{}] * 3
+    assert [entry["notes"]["bounded"] for entry in rounds] == [2] * 3
+    sizes = [[norms["parameters"] for norms in entry["norms"].values()] for entry in rounds]
+    assert max(map(max, sizes[1:])) < 10 * max(sizes[0])
