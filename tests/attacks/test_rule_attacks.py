@@ -55,3 +55,21 @@ def test_one_groups_loss_does_not_make_every_site_diverge(tmp_path, monkeypatch)
     assert [entry["notes"]["bounded"] for entry in rounds] == [2] * 3
     sizes = [[norms["parameters"] for norms in entry["norms"].values()] for entry in rounds]
     assert max(map(max, sizes[1:])) < 10 * max(sizes[0])
+
+
+# ShapFed
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("length", [-1.0, -10.0])
+def test_the_longest_update_is_not_the_direction_that_others_are_measured_by(tmp_path, monkeypatch, clip, length):
+    """As published, the others' contributions are negative, and the rule falls back on equal weights."""
+
+    def against(answer):
+        return dataclasses.replace(answer, update={key: length * value for key, value in answer.update.items()})
+
+    values = {"n_sites": 4, "clip": clip}
+    rounds = rounds_of(tmp_path, monkeypatch, "shapfed", values, against)
+    for entry in rounds:
+        gamma = entry["notes"]["gamma"]
+        assert gamma.pop("site-4") < 0 < min(gamma.values()) and entry["weights"]["site-4"] == 0

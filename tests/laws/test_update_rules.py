@@ -34,6 +34,8 @@ VARIANTS = [
     ("multi-krum", {"faulty": 0, "keep": 1}),
     ("multi-krum", {"faulty": 2, "weighting": "uniform"}),
     ("shapfed", {"clip": False}),
+    ("shapfed", {"direction": "sum"}),
+    ("shapfed", {"direction": "sum", "clip": False}),
     ("shapfed", {"mu": 0.0, "classes": "held"}),
     ("shapfed", {"rewards": True}),
     ("shapfed", {"rewards": True, "receive": "gamma", "weighting": "examples"}),
@@ -132,8 +134,8 @@ def test_shapfed_by_hand():
 
 
 def test_shapfed_reads_the_head_alone_and_its_bias():
-    sites = [head_reply(k, [[1.0, 0.0], [0.0, 0.0]], bias=[0.0, b]) for k, b in enumerate((1.0, -0.5))]
-    assert shapfed(sites).notes["class_similarity"]["site-1"] == {"0": pytest.approx(1.0), "1": pytest.approx(-1.0)}
+    sites = [head_reply(k, [[1.0, 0.0], [0.0, 0.0]], bias=[0.0, b]) for k, b in enumerate((1.0, 1.0, -0.5))]
+    assert shapfed(sites).notes["class_similarity"]["site-2"] == {"0": pytest.approx(1.0), "1": pytest.approx(-1.0)}
 
 
 def test_shapfed_a_row_of_zeros_scores_zero_and_no_update_at_all_is_uniform():
@@ -148,8 +150,36 @@ def test_shapfed_leaves_out_classes_that_a_site_says_it_lacks():
         head_reply(0, [[1.0, 0.0], [2.0, 0.0]], **{"holds_class/0": 1.0, "holds_class/1": 1.0}),
         head_reply(1, [[1.0, 0.0], [-1.0, 0.0]], **{"holds_class/0": 1.0, "holds_class/1": 0.0}),
     ]
-    assert shapfed(sites).notes["gamma"]["site-1"] == pytest.approx(0.0)
-    assert shapfed(sites, ShapFed(classes="held")).notes["gamma"]["site-1"] == pytest.approx(1.0)
+    assert shapfed(sites, ShapFed(direction="sum")).notes["gamma"]["site-1"] == pytest.approx(0.0)
+    for direction in ("bounded", "sum"):
+        rule = ShapFed(classes="held", direction=direction)
+        assert shapfed(sites, rule).notes["gamma"]["site-1"] == pytest.approx(1.0)
+
+
+def test_shapfed_the_direction_is_that_of_most_sites():
+    """The longest update points the other way: as published it is the direction, and the others are against it."""
+    sites = [head_reply(k, [[x, 0.0], [x, 0.0]]) for k, x in enumerate((1.0, 1.0, 1.0, -10.0))]
+    found = {direction: shapfed(sites, ShapFed(direction=direction)) for direction in ("bounded", "sum")}
+    assert list(found["bounded"].weights.values()) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert list(found["bounded"].notes["gamma"].values()) == pytest.approx([1, 1, 1, -1])
+    assert list(found["sum"].notes["gamma"].values()) == pytest.approx([-1, -1, -1, 1])
+    assert list(found["sum"].weights.values()) == [0.25] * 4
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_shapfed_where_contributions_cancel_the_factors_before_stay(clip):
+    """Contributions that add up to less than nothing, and ones of which a factor would be 8."""
+    sites = [head_reply(k, [[x, 0.0], [x, 0.0]]) for k, x in enumerate((1.0, 1.0, -1.0))]
+    rule = ShapFed(clip=clip, mu=0.99)
+    for gamma in ((0.1, 0.1, -0.6), (0.5, 0.0, -0.45)):
+        known = {f"site-{k}": value for k, value in enumerate(gamma)}
+        before = {"site-0": 0.5, "site-1": 0.3, "site-2": 0.2}
+        cancels = not clip or sum(gamma) <= 0
+        found = rule.aggregate(head_model(), sites, {"gamma": known, "factors": before}, info(2))
+        assert (found.weights == pytest.approx(before)) == cancels
+        assert all(0 <= weight <= 1 for weight in found.weights.values())
+        first = rule.aggregate(head_model(), sites, {"gamma": known}, info(2))
+        assert (list(first.weights.values()) == pytest.approx([1 / 3] * 3)) == cancels
 
 
 def test_shapfed_rewards_mix_the_own_with_the_shared_model():

@@ -2,7 +2,8 @@
 """ShapFed: what a site contributes, class by class, read from the updates of the last layer.
 
 D_k[c]    site k's update of class c's row of the last layer, its bias included
-s_{k,c}   cos(D_k[c], sum_j gamma_j D_j[c])     gamma of the round before (equal at first)
+B_k[c]    D_k[c], no longer than the lower median of the sites' rows that are not zero
+s_{k,c}   cos(D_k[c], sum_j max(gamma_j, 0) B_j[c])     gamma of the round before (equal at first)
 gamma_k   moving average over the rounds of the mean over classes of s_{k,c}
 w^{t+1}   w^t + sum_k p_k D_k,  p from gamma;   a site's own model, if sites are rewarded: (1 - f_k) w_k + f_k w^{t+1}
 """
@@ -36,6 +37,10 @@ class ShapFed(Rule):
         weighting: p from the contributions, or "examples" (n_k / n), or "uniform".
         clip: True counts a negative contribution as 0, in p and in f; False (paper and code) lets p_k be negative, in
             trainable entries alone.
+        direction: "bounded" as above, by which the direction is that of most sites and not of the longest update; "sum"
+            (paper and code) takes sum_j gamma_j D_j[c]. Where contributions cancel, that is add up to nothing above 0
+            or would make a factor larger than 1, "bounded" keeps the factors of the round before (at first uniform);
+            "sum" is uniform in the first case and has no bound in the second.
         rewards: True gives each site a model of its own.
         receive: f_k of these: "max" is gamma_k / max gamma, "gamma" gamma_k itself (the paper), "share" gamma_k / sum
             gamma (the code).
@@ -51,6 +56,7 @@ class ShapFed(Rule):
     mu: Annotated[float, Range(0, 1)] = 0.9
     weighting: Literal["contribution", "examples", "uniform"] = "contribution"
     clip: bool = True
+    direction: Literal["bounded", "sum"] = "bounded"
     rewards: bool = False
     receive: Literal["max", "gamma", "share"] = "max"
     classes: Literal["all", "held"] = "all"
@@ -85,7 +91,7 @@ class ShapFed(Rule):
         """The shared model and, where sites are rewarded, their own; notes hold contributions and their terms."""
         scores = self._scores(model, replies, state)
         gamma = self._averaged(scores, state)
-        factors = self._factors(replies, gamma)
+        factors = self._factors(replies, gamma, state)
         weights = shares({site: max(factor, 0.0) for site, factor in factors.items()})
         gone = [from_shared(r, model, info) for r in replies]
         after = _added(model, gone, factors, weights)
@@ -97,7 +103,10 @@ class ShapFed(Rule):
         }
         if received:
             notes["received"] = received
-        return Outcome(after, weights, {"gamma": {**state.get("gamma", {}), **gamma}}, notes, own)
+        following = {"gamma": {**state.get("gamma", {}), **gamma}}
+        if self.direction == "bounded":
+            following["factors"] = {**state.get("factors", {}), **factors}
+        return Outcome(after, weights, following, notes, own)
 
     def _scores(self, model: StateDict, replies: Sequence[Reply], state: State) -> dict[str, dict[int, float]]:
         """Site -> class -> s; a row of zeros scores 0, a class that the site lacks is left out."""
@@ -108,9 +117,12 @@ class ShapFed(Rule):
         heads = np.stack([_rows(r, keys) for r in replies])
         known = filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
         gamma = np.array([known[r.site] for r in replies])
+        counted = heads
+        if self.direction == "bounded":
+            gamma, counted = np.maximum(gamma, 0.0), _bounded(heads)
         if gamma.sum() <= 0:
             gamma = np.ones(len(replies))
-        total = np.einsum("k,kcf->cf", gamma, heads)
+        total = np.einsum("k,kcf->cf", gamma, counted)
         lengths = np.linalg.norm(heads, axis=2) * np.linalg.norm(total, axis=1)
         products = np.einsum("kcf,cf->kc", heads, total)
         cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
@@ -131,15 +143,19 @@ class ShapFed(Rule):
             found[site] = now if old is None else self.mu * old + (1 - self.mu) * now
         return found
 
-    def _factors(self, replies: Sequence[Reply], gamma: Mapping[str, float]) -> Weights:
+    def _factors(self, replies: Sequence[Reply], gamma: Mapping[str, float], state: State) -> Weights:
         """What the updates are multiplied by; they sum to 1."""
         if self.weighting == "examples":
             return example_shares(replies)
-        if self.weighting == "uniform" or sum(gamma.values()) <= 0:
+        total, bounded = sum(gamma.values()), self.direction == "bounded"
+        if self.weighting == "uniform" or (total <= 0 and not bounded):
             return uniform(gamma)
+        if total <= 0 or (bounded and not self.clip and max(gamma.values()) > total):
+            before = filled({site: state.get("factors", {}).get(site) for site in gamma})
+            return shares({site: max(value, 0.0) for site, value in before.items()})
         if self.clip:
             return shares({site: max(value, 0.0) for site, value in gamma.items()})
-        return {site: value / sum(gamma.values()) for site, value in gamma.items()}
+        return {site: value / total for site, value in gamma.items()}
 
     def _received(self, gamma: Mapping[str, float]) -> dict[str, float]:
         """f_k."""
@@ -152,6 +168,16 @@ def _rows(reply: Reply, keys: Sequence[str]) -> np.ndarray:
     """float64 (C, F): the head's update, a row per class."""
     parts = [reply.update[key].double() for key in keys]
     return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).numpy()
+
+
+def _bounded(heads: np.ndarray) -> np.ndarray:
+    """(K, C, F) rows, none longer than the lower median of its class's rows that are not zero."""
+    lengths = np.linalg.norm(heads, axis=2)
+    order = np.sort(np.where(lengths > 0, lengths, np.inf), axis=0)
+    middle = np.maximum((lengths > 0).sum(0) - 1, 0) // 2
+    most = np.take_along_axis(order, middle[None], 0)
+    scale = np.divide(most, lengths, out=np.ones_like(lengths), where=lengths > most)
+    return heads * scale[:, :, None]
 
 
 def _added(model: StateDict, replies: Sequence[Reply], factors: Weights, weights: Weights) -> StateDict:
