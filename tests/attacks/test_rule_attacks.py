@@ -73,3 +73,17 @@ def test_the_longest_update_is_not_the_direction_that_others_are_measured_by(tmp
     for entry in rounds:
         gamma = entry["notes"]["gamma"]
         assert gamma.pop("site-4") < 0 < min(gamma.values()) and entry["weights"]["site-4"] == 0
+
+
+# CFFL
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_site_that_praises_itself_does_not_remove_the_others(tmp_path, monkeypatch, remove):
+    """With removals, as published, it is the only site left."""
+    change = with_numbers(trained_error=0.0)
+    last = rounds_of(tmp_path, monkeypatch, "cffl", {"remove": remove}, change, rounds=8)[-1]
+    others = [last["weights"][site] for site in ("site-1", "site-2")]
+    received = [last["notes"]["received"][site] for site in ("site-1", "site-2")]
+    assert (others == [0, 0]) == remove
+    assert remove or (min(others) > 0.2 and min(received) > 0.05)

@@ -26,7 +26,7 @@ def test_reputations_and_who_is_removed():
             for k, a in enumerate(expected["val_acc"])
         ]
         # The file's alpha is that of a run whose first round is 0.
-        rule, info = CFFL(alpha=ROUNDS[0]["alpha"]), Info(Round(t, len(ROUNDS)))
+        rule, info = CFFL(alpha=ROUNDS[0]["alpha"], remove=True), Info(Round(t, len(ROUNDS)))
         assert rule.alpha * (1 + (t - 1) / len(ROUNDS)) == pytest.approx(expected["alpha"])
         outcome = rule.aggregate(model, replies, state, info)
         state = outcome.state

@@ -26,6 +26,7 @@ VARIANTS = [
     ("fedfv", {"variant": "reference", "tau": 2}),
     ("cffl", {"aggregation": "sum"}),
     ("cffl", {"theta": 0.5, "clip": 0.05, "threshold": 0.9}),
+    ("cffl", {"remove": True, "threshold": 0.9}),
     ("cgsv", {"variant": "reference", "beta": 5.0}),
     ("cgsv", {"alpha": 0.0}),
     ("median", {"weighting": "uniform"}),
@@ -271,11 +272,23 @@ def test_cffl_the_best_and_largest_site_receives_all_of_the_others_updates():
 
 
 def test_cffl_who_is_removed_trains_on_alone_for_good():
-    outcome = cffl([0.1, 0.1, 0.99])
+    outcome = cffl([0.1, 0.1, 0.99], rule=CFFL(remove=True))
     assert outcome.weights["site-2"] == 0 and outcome.notes["received"]["site-2"] == 0
     assert torch.equal(outcome.models["site-2"]["w"], torch.tensor([1.0, 2.0]))
-    later = cffl([0.9, 0.9, 0.0], outcome.state, t=2)
+    later = cffl([0.9, 0.9, 0.0], outcome.state, t=2, rule=CFFL(remove=True))
     assert later.weights["site-2"] == 0 and later.state["reputation"]["site-2"] == 0
+
+
+def test_cffl_by_default_nobody_is_removed_and_a_site_may_come_back():
+    outcome = cffl([0.1, 0.1, 0.99])
+    assert outcome.weights["site-2"] == pytest.approx(1 / 3)
+    earned = outcome.state["reputation"]
+    assert 0.08 < earned["site-2"] < 1 / 9
+    assert outcome.notes["received"]["site-2"] == pytest.approx(earned["site-2"] / earned["site-0"])
+    later = outcome
+    for t in range(2, 6):
+        later = cffl([0.99, 0.99, 0.1], later.state, t=t)
+    assert later.state["reputation"]["site-2"] > 1 / 3
 
 
 def test_cffl_scores_that_nobody_knows_are_equal():

@@ -32,13 +32,14 @@ PRINTED = (
 METRIC = "Dice (%) on each client's own test split; Std is the sample standard deviation over clients (ddof 1)."
 UNKNOWN = (
     "The paper prints no settings of the methods that it compares with; these are their defaults here, for q-FedAvg "
-    "L = 0.005, which FedUFO's code has under Adam: 1 / lr is that of plain SGD, and with it the model hardly moves."
+    "L = 0.005, which FedUFO's code has under Adam: 1 / lr is that of plain SGD, and with it the model hardly moves; "
+    "CFFL removes sites, as published."
 )
 SOLO = Row("solo", "Standalone", "solo")
 FEDERATED = (
     Row("fedavg", "FedAvg", "fedavg"),
     Row("qfedavg", "q-FedAvg", "qfedavg:lipschitz=0.005"),
-    Row("cffl", "CFFL", "cffl"),
+    Row("cffl", "CFFL", "cffl:remove=true"),
     Row("cgsv", "CGSV", "cgsv"),
     Row("fedci", "FedCI", "fedci"),
     Row("fedce-sum", "FedCE (sum)", "fedce:combine=sum"),

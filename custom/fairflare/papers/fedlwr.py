@@ -29,13 +29,14 @@ PRINTED = (
 METRIC = "Dice (%) on each site's own test split; Std is the population standard deviation over sites (ddof 0)."
 UNKNOWN = (
     "The paper prints no settings of the methods that it compares with; these are their defaults here, for q-FedAvg "
-    "L = 0.005, which FedUFO's code has under Adam: 1 / lr is that of plain SGD, and with it the model hardly moves."
+    "L = 0.005, which FedUFO's code has under Adam: 1 / lr is that of plain SGD, and with it the model hardly moves; "
+    "CFFL removes sites, as published."
 )
 ONE_RUN = "The paper has a single run of each method."
 METHODS = (
     Row("fedavg", "FedAvg", "fedavg"),
     Row("qfedavg", "q-FedAvg", "qfedavg:lipschitz=0.005"),
-    Row("cffl", "CFFL", "cffl"),
+    Row("cffl", "CFFL", "cffl:remove=true"),
     Row("cgsv", "CGSV", "cgsv"),
     Row("fedci", "FedCI", "fedci"),
     Row("ditto", "Ditto", "ditto"),

@@ -3,7 +3,7 @@
 
 c_k <- 0.8 c_k + 0.2 a_k / sum_j a_j       a_k: score of site k's trained model, sums over the sites R that still count
 c_k <- sinh(alpha_t c_k), normalised       alpha_t = alpha (1 + (t - 1) / T)
-R loses who has c_k < threshold / |R|, for good
+c_k is at least threshold / |R|, normalised again;  with remove=true R loses who has less, for good
 u    = sum_k p_k h_k                       h_k: the top theta of D_k, entries clipped;  p = n_k / n over R
 v_k <- v_k + D_k + top f_k of u - p_k h_k  f_k = c_k / max c  n_k / max n;  v_k: site k's own model
 """
@@ -43,7 +43,9 @@ class CFFL(Rule):
 
     Args:
         alpha: of the first round, > 0: how far apart reputations are driven.
-        threshold: a site is removed once its reputation falls below this many times 1 / |R|, in [0, 1).
+        threshold: a reputation is at least this many times 1 / |R|, in [0, 1).
+        remove: a site whose reputation falls below that is removed for good (paper and code). With scores that sites
+            give themselves, one that overstates its own removes all others.
         theta: share of an update that counts, its largest entries, in (0, 1].
         clip: the largest size of an entry that counts; 0: any.
         aggregation: "mean" by n_k, or the "sum" of what counts.
@@ -57,6 +59,7 @@ class CFFL(Rule):
     counts_own: ClassVar[bool] = True
     alpha: Annotated[float, Range(0, 100)] = 5.0
     threshold: Annotated[float, Range(0, 1)] = 1 / 3
+    remove: bool = False
     theta: Annotated[float, Range(0, 1)] = 1.0
     clip: Annotated[float, Range(0, 1e6)] = 0.0
     aggregation: Literal["mean", "sum"] = "mean"
@@ -116,7 +119,10 @@ class CFFL(Rule):
         alpha = self.alpha * (1 + (info.round.number - 1) / info.round.total)
         raised = {s: math.sinh(alpha * (FADE * old[s] / mass + (1 - FADE) * a)) for s, a in score.items()}
         least = self.threshold / len(standing)
-        kept = {site: share for site, share in shares(raised).items() if share >= least}
+        if self.remove:
+            kept = {site: share for site, share in shares(raised).items() if share >= least}
+        else:
+            kept = {site: max(share, least) for site, share in shares(raised).items()}
         return dict.fromkeys(old, 0.0) | {site: mass * share for site, share in shares(kept).items()}
 
     def _heard(self, reply: Reply) -> Reply:
