@@ -163,6 +163,56 @@ def test_sums_of_few_cases_do_not_leave(step):
     assert counts == ([50.0] if step.by == "site" else [50.0, 0.0, 0.0])
 
 
+def of_class(positives, n, members=None):
+    """``n`` cases, the first so many of them of the second class."""
+    cases = drawn(n, members=members)
+    return dataclasses.replace(cases, targets=(torch.arange(n) < positives).long())
+
+
+PLENTY = np.concatenate([[200.0], np.linspace(200, 0, 201)])
+
+
+def missed_at(min_count=10, **values):
+    return AfterAtSite(Conformal(loss="missed", alpha=0.2, **values), GROUPED, min_count=min_count)
+
+
+def rows_of(site, cases):
+    return np.array(site.sums(lambda split: cases)).reshape(-1, site.step.length(GROUPED))
+
+
+def test_a_groups_few_cases_of_a_class_do_not_follow_by_subtraction():
+    young, old = of_class(30, 60), of_class(3, 40)
+    parts = zip((young.outputs, young.targets), (old.outputs, old.targets))
+    cases = Cases(*(torch.cat(part) for part in parts), torch.tensor([0] * 60 + [1] * 40))
+    assert rows_of(missed_at(by="group"), cases)[:, 0].tolist() == [33.0, 0.0, 0.0]
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n_risk"] == 33 and found["n/young"] == 60 and "own.size/old" in found
+    assert not [name for name in found if "risk/" in name]
+
+
+@pytest.mark.parametrize("positives, n", [(1, 30), (9, 30), (28, 30), (5, 5)])
+def test_few_of_a_class_or_few_others_are_not_told(positives, n):
+    cases = of_class(positives, n)
+    assert not rows_of(missed_at(), cases).any()
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n"] == n and "own.size" in found
+    assert not [name for name in found if "risk" in name or name == "own.threshold"]
+
+
+@pytest.mark.parametrize("positives, n", [(10, 20), (30, 30)])
+def test_enough_of_a_class_and_enough_or_no_others_are_told(positives, n):
+    cases = of_class(positives, n)
+    assert rows_of(missed_at(), cases)[0, 0] == positives
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n_risk"] == positives and {"own.risk", "own.threshold"} <= set(found)
+
+
+def test_nothing_of_one_class_leaves_without_a_minimum():
+    cases = of_class(40, 80)
+    found = missed_at(min_count=None).adjust(PLENTY, lambda split: cases, "m")
+    assert found["n"] == 80 and not [name for name in found if "risk" in name or "own.threshold" in name]
+
+
 @pytest.mark.parametrize("step", STEPS)
 class TestAtTheSite:
     def test_sums_of_a_site_are_proper(self, step):
@@ -186,7 +236,10 @@ class TestAtTheSite:
         site = AfterAtSite(step, GROUPED)
         sums = site.sums(lambda split: cases)
         assert not any(sums)
-        assert set(site.adjust(sums, lambda split: cases, "m")) <= {"n", "n_all", "n_all/young", "n_all/old"}
+        found = site.adjust(sums, lambda split: cases, "m")
+        assert set(found) <= {"n", "n_all", "n_all/young", "n_all/old", "n_calibration"}
+        # How many they are is the same whatever a model makes of one of them.
+        assert found["n"] == found["n_calibration"] == 50
 
     @pytest.mark.parametrize("factor", [-1.0, 0.5, math.nan, math.inf, 1e12])
     def test_sums_that_no_cases_have_are_refused(self, step, factor):

@@ -42,8 +42,13 @@ class Cases:
 
     @property
     def n(self) -> int:
-        """How many; none where an output is not finite, as of a model that has diverged."""
-        return len(self.targets) if bool(torch.isfinite(self.outputs).all()) else 0
+        """How many, whatever the model makes of them."""
+        return len(self.targets)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all outputs are; those of a model that has diverged are not, and nothing follows from them."""
+        return bool(torch.isfinite(self.outputs).all())
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,14 @@ class AfterStep(ABC):
     def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
         """(length,) finite and >= 0, the number of cases first: sums over the chosen cases."""
 
+    def counts(self, cases: Cases, shape: Shape) -> Chosen:
+        """(N,) which cases sums and ``partial`` metrics are of; all, unless a step says otherwise."""
+        return np.ones(cases.n, dtype=bool)
+
+    def coarse(self, row: Array, shape: Shape, least: int) -> Array:
+        """``row`` as it leaves where it is not hidden among others: its bins with at least so many cases, or none."""
+        return row
+
     @abstractmethod
     def proper(self, row: Array, shape: Shape) -> bool:
         """Whether ``row``, finite and >= 0, can be the sums of one site."""
@@ -154,6 +167,23 @@ class AfterStep(ABC):
             for n in per_group
         ]
         return (*found, *means, *in_groups)
+
+    def of_all(self, rows: Array, shape: Shape, shared: Mapping[str, Fit] | None = None) -> dict[str, float]:
+        """The numbers of ``reports`` that follow from the sums of all sites, and are the same everywhere.
+
+        Args:
+            rows: (rows, length) sums.
+            shape: of the task.
+            shared: row's name -> what ``shared`` makes of it, where that is known.
+        """
+        names = self.rows(shape)
+        fits = shared or {name: self.shared(row, shape) for name, row in zip(names, rows, strict=True)}
+        found: dict[str, float] = {}
+        for name, row in zip(names, rows, strict=True):
+            where = f"/{name}" if name else ""
+            found |= {f"shared.{key}{where}": float(value) for key, value in fits[name].items()}
+            found[f"n_all{where}"] = float(row[0])
+        return found
 
     def rows(self, shape: Shape) -> tuple[str, ...]:
         """What there is a row of sums of: all cases (""), and with ``by`` "group" each group."""

@@ -78,9 +78,16 @@ class Conformal(AfterStep):
 
     def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
         """Over the cases that can lose something: with "missed" those of the class, or with a structure."""
-        losses, _, counts = self._curves(cases, shape)
-        used = chosen & counts
+        losses, _ = self._curves(cases, shape)
+        used = chosen & self.counts(cases, shape)
         return np.concatenate([[float(used.sum())], losses[used].sum(axis=0)])
+
+    def counts(self, cases: Cases, shape: Shape) -> Chosen:
+        """With "missed" the cases of the class, or with a structure."""
+        targets = cases.targets.numpy()
+        if not shape.class_labels:
+            return np.asarray(targets.astype(bool))
+        return np.asarray(targets == 1) if self.loss == "missed" else np.ones(cases.n, dtype=bool)
 
     def proper(self, row: Array, shape: Shape) -> bool:
         """Losses of at most 1 that do not grow with lambda."""
@@ -109,7 +116,7 @@ class Conformal(AfterStep):
 
     def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:
         """Loss and size of each case at its threshold; nan where there is no threshold, or nothing to lose."""
-        losses, sizes, counts = self._curves(cases, shape)
+        losses, sizes = self._curves(cases, shape)
         at = np.full(cases.n, -1)
         for member in np.unique(cases.members.numpy()[: cases.n]):
             if fit := fit_of(fits, int(member)):
@@ -117,23 +124,23 @@ class Conformal(AfterStep):
         rows = np.arange(cases.n)
         nothing = at < 0
         return {
-            "risk": np.where(nothing | ~counts, np.nan, losses[rows, at]),
+            "risk": np.where(nothing | ~self.counts(cases, shape), np.nan, losses[rows, at]),
             "size": np.where(nothing, np.nan, sizes[rows, at]),
         }
 
-    def _curves(self, cases: Cases, shape: Shape) -> tuple[Array, Array, Chosen]:
-        """(N, G) loss and size at each lambda, and which cases can lose something."""
+    def _curves(self, cases: Cases, shape: Shape) -> tuple[Array, Array]:
+        """(N, G) loss and size at each lambda."""
         outputs = cases.outputs.numpy()
         if not shape.class_labels:
-            return outputs[:, 0], outputs[:, 1], cases.targets.numpy().astype(bool)
+            return outputs[:, 0], outputs[:, 1]
         labels, probabilities = cases.targets.numpy(), cases.outputs.softmax(1).numpy()
         if self.loss == "missed":
             flagged = _at_most(1.0 - probabilities[:, 1:2], GRID)
-            return 1.0 - flagged, flagged, labels == 1
+            return 1.0 - flagged, flagged
         scores = class_scores(probabilities, self.score)
         own = _at_most(scores[np.arange(len(labels)), labels][:, None], GRID)
         sizes = np.sum([_at_most(scores[:, c : c + 1], GRID) for c in range(scores.shape[1])], axis=0)
-        return 1.0 - own, np.asarray(sizes, dtype=np.float64), np.ones(len(labels), dtype=bool)
+        return 1.0 - own, np.asarray(sizes, dtype=np.float64)
 
 
 def _at_most(scores: Array, grid: Array) -> Array:

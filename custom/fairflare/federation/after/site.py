@@ -45,7 +45,7 @@ class AfterAtSite:
 
     def sums(self, cases_of: CasesOf) -> list[float]:
         """All rows of sums, one after the other; of too few cases zeros."""
-        cases = self._cases(cases_of, self.step.split)
+        cases = cases_of(self.step.split)
         rows = [self._row(cases, chosen, free) for chosen, free in self._chosen(cases)]
         return [float(value) for value in np.concatenate(rows)]
 
@@ -60,38 +60,51 @@ class AfterAtSite:
         rows = np.asarray(total, dtype=np.float64).reshape(-1, self.step.length(self.shape))
         names = self.step.rows(self.shape)
         shared = {name: dict(self.step.shared(row, self.shape)) for name, row in zip(names, rows, strict=True)}
-        cases = self._cases(cases_of, self.step.split)
-        everyone = np.ones(cases.n, dtype=bool)
+        cases = cases_of(self.step.split)
+        everyone = np.full(cases.n, cases.finite)
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
         fits = self._fits(own, shared)
         self._keep(own, shared, remark, model)
-        found = self._parameters(shared, own, rows, cases.n)
-        return found | self._results(self._cases(cases_of, "test"), {"own": fits, "shared": {-1: shared[""]}})
-
-    def _cases(self, cases_of: CasesOf, split: SplitName) -> Cases:
-        found = cases_of(split)
-        n = found.n
-        return Cases(found.outputs[:n], found.targets[:n], found.members[:n])
+        found = self._parameters(shared, own, rows, cases)
+        return found | self._results(cases_of("test"), {"own": fits, "shared": {-1: shared[""]}})
 
     def _chosen(self, cases: Cases) -> list[tuple[Chosen, bool]]:
         """For every row of sums: which cases, and whether so many may leave."""
-        members = cases.members.numpy()
-        everyone = np.ones(cases.n, dtype=bool)
-        enough = self.min_count is not None and cases.n >= self.min_count
+        every = (np.ones(cases.n, dtype=bool), self._enough(cases))
         if self.step.by == "site":
-            return [(everyone, enough)]
-        groups = [members == g for g in range(len(self.shape.groups))]
-        return [(everyone, enough), *zip(groups, self._free(groups, cases.n))]
+            return [every]
+        groups = self._groups(cases)
+        return [every, *zip(groups, self._free(groups, *self._kinds(cases)))]
 
-    def _free(self, groups: Sequence[Chosen], n: int) -> list[bool]:
-        counts = [int(group.sum()) for group in groups]
-        return released(counts, self.min_count, unknown=n - sum(counts))
+    def _groups(self, cases: Cases) -> list[Chosen]:
+        members = cases.members.numpy()
+        return [members == g for g in range(len(self.shape.groups))]
+
+    def _kinds(self, cases: Cases) -> tuple[Chosen, Chosen, Chosen]:
+        """All cases, those that the step's sums are of, and the others, whose number follows from the two."""
+        counts = self.step.counts(cases, self.shape)
+        return np.ones(cases.n, dtype=bool), counts, ~counts
+
+    def _enough(self, cases: Cases) -> bool:
+        """Whether sums over a split may leave: of so many cases, and of no or so many others."""
+        _, counts, others = self._kinds(cases)
+        least = self.min_count
+        return least is not None and int(counts.sum()) >= least and (not others.any() or int(others.sum()) >= least)
+
+    def _free(self, groups: Sequence[Chosen], *kinds: Chosen) -> list[bool]:
+        """Which groups' numbers may leave: the count of each kind must be free to, see ``released``."""
+        verdicts = []
+        for kind in kinds:
+            counts = [int((group & kind).sum()) for group in groups]
+            verdicts.append(released(counts, self.min_count, unknown=int(kind.sum()) - sum(counts)))
+        return [all(verdict) for verdict in zip(*verdicts)]
 
     def _row(self, cases: Cases, chosen: Chosen, free: bool) -> Array:
-        row = self.step.sums(cases, chosen, self.shape) if free and chosen.any() else None
+        """Sums over the chosen cases; where others see the row alone, none of a bin with few of them."""
+        row = self.step.sums(cases, chosen, self.shape) if free and chosen.any() and cases.finite else None
         if row is None or row[0] < (self.min_count or 0):
             return np.zeros(self.step.length(self.shape))
-        return row
+        return row if self.secure else self.step.coarse(row, self.shape, self.min_count or 1)
 
     def _fits(self, own: Fit, shared: Mapping[str, Fit]) -> dict[int, Fit]:
         """Group's index -> what holds for its cases: by site one for all of them."""
@@ -105,37 +118,38 @@ class AfterAtSite:
             said: dict[str, Any] = {"step": type(self.step).__name__.lower(), "by": self.step.by, "model": model}
             save_json(self.path, {**said, "own": dict(own), "shared": dict(shared), "remark": remark})
 
-    def _parameters(self, shared: Mapping[str, Fit], own: Fit, rows: Array, n: int) -> dict[str, float]:
-        found = {
-            f"shared.{name}" + (f"/{row}" if row else ""): value
-            for row, fit in shared.items()
-            for name, value in fit.items()
-        }
-        found |= {"n_all" + (f"/{name}" if name else ""): float(rows[i, 0]) for i, name in enumerate(shared)}
-        if not self.secure and self.min_count is not None and n >= self.min_count:
-            found |= {f"own.{name}": float(value) for name, value in own.items()} | {"n_calibration": float(n)}
-        return found
+    def _parameters(self, shared: Mapping[str, Fit], own: Fit, rows: Array, cases: Cases) -> dict[str, float]:
+        found = self.step.of_all(rows, self.shape, shared)
+        if self.secure or self.min_count is None or cases.n < self.min_count:
+            return found
+        if self._enough(cases):
+            found |= {f"own.{name}": float(value) for name, value in own.items()}
+        return found | {"n_calibration": float(cases.n)}
 
     def _results(self, cases: Cases, fits: Mapping[str, Mapping[int, Fit]]) -> dict[str, float]:
-        """Means over the test split, and over its groups where so few may leave."""
+        """Means over the test split, and over its groups where so few may leave; none of a model that has diverged."""
         found = {"n": float(cases.n)}
-        members = cases.members.numpy()
-        groups = [members == g for g in range(len(self.shape.groups))]
-        free = self._free(groups, cases.n)
-        shown = [(name, group) for name, group, may in zip(self.shape.groups, groups, free) if may and group.any()]
-        found |= {f"n/{name}": float(group.sum()) for name, group in shown}
-        for stage in self.step.stages if cases.n else ():
+        groups, kinds = self._groups(cases), self._kinds(cases)
+        some = {name: group for name, group in zip(self.shape.groups, groups) if group.any()}
+        whole, partial = (
+            {name for name, may in zip(self.shape.groups, self._free(groups, *of)) if may and name in some}
+            for of in (kinds[:1], kinds)
+        )
+        found |= {f"n/{name}": float(some[name].sum()) for name in sorted(whole)}
+        for stage in self.step.stages if cases.n and cases.finite else ():
             values = self.step.values(cases, stage, fits.get(stage, {}), self.shape)
             for metric, each in values.items():
-                found |= self._means(stage, metric, each, "", 1)
-                for name, group in shown:
-                    found |= self._means(stage, metric, each[group], f"/{name}", self.min_count or 1)
+                is_partial = metric in self.step.partial
+                shown = {"": kinds[0]} if not is_partial or self._enough(cases) else {}
+                shown |= {f"/{name}": some[name] for name in sorted(partial if is_partial else whole)}
+                for where, chosen in shown.items():
+                    found |= self._means(stage, metric, each[chosen], kinds[is_partial][chosen], where)
         return found
 
-    def _means(self, stage: str, metric: str, values: Array, where: str, least: int) -> dict[str, float]:
-        """The mean of the cases that have a value, where they are enough, and how many if that is not all."""
-        known = values[~np.isnan(values)]
-        if len(known) < max(least, 1):
+    def _means(self, stage: str, metric: str, values: Array, expected: Chosen, where: str) -> dict[str, float]:
+        """The mean where all expected cases have a value, and how many they are if they need not be all."""
+        known = ~np.isnan(values)
+        if not known.any() or (known != expected).any():
             return {}
-        counted = {f"n_{metric}{where}": float(len(known))} if metric in self.step.partial else {}
-        return {f"{stage}.{metric}{where}": float(known.mean()), **counted}
+        counted = {f"n_{metric}{where}": float(known.sum())} if metric in self.step.partial else {}
+        return {f"{stage}.{metric}{where}": float(values[known].mean()), **counted}
