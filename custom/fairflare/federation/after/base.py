@@ -110,8 +110,13 @@ class AfterStep(ABC):
         """(N,) which cases sums and ``partial`` metrics are of; all, unless a step says otherwise."""
         return np.ones(cases.n, dtype=bool)
 
+    def kinds(self, cases: Cases, shape: Shape) -> tuple[Chosen, ...]:
+        """(N,) each: the kinds of cases whose numbers a row tells."""
+        counts = self.counts(cases, shape)
+        return counts, ~counts
+
     def coarse(self, row: Array, shape: Shape, least: int) -> Array:
-        """``row`` as it leaves where it is not hidden among others: its bins with at least so many cases, or none."""
+        """``row`` as it leaves where it is not hidden in a sum over sites: nothing in it is of fewer cases."""
         return row
 
     @abstractmethod

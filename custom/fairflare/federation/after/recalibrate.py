@@ -20,6 +20,7 @@ from fairflare.functional.recalibration import (
     Line,
     binned,
     fitted_to_bins,
+    in_blocks,
     least_on_grid,
     losses_at,
     recalibrated,
@@ -77,6 +78,21 @@ class Recalibrate(AfterStep):
         if shape.classes == 2:
             return np.concatenate([n, *binned(_logit(scores), labels.astype(float), EDGES)])
         return np.concatenate([n, np.maximum(losses_at(scores, labels, TEMPERATURES), 0.0)])
+
+    def kinds(self, cases: Cases, shape: Shape) -> tuple[Chosen, ...]:
+        """With two classes each of them."""
+        if shape.classes != 2:
+            return super().kinds(cases, shape)
+        ones = np.asarray(cases.targets.numpy() == 1)
+        return ones, ~ones
+
+    def coarse(self, row: Array, shape: Shape, least: int) -> Array:
+        """Of two classes, number, mean and spread of neighbours of each, see ``in_blocks``."""
+        if shape.classes != 2:
+            return row
+        cases, positives = row[1 : 1 + BINS], row[1 + BINS :]
+        ones, others = in_blocks(positives, least), in_blocks(cases - positives, least)
+        return np.concatenate([row[:1], ones + others, ones])
 
     def proper(self, row: Array, shape: Shape) -> bool:
         """Bins hold every case once, and no more positives than cases; a loss is no larger than one can be."""

@@ -70,26 +70,28 @@ class AfterAtSite:
 
     def _chosen(self, cases: Cases) -> list[tuple[Chosen, bool]]:
         """For every row of sums: which cases, and whether so many may leave."""
-        every = (np.ones(cases.n, dtype=bool), self._enough(cases))
+        everyone = np.ones(cases.n, dtype=bool)
+        # Of a sum over sites nobody knows what is of whom.
+        kinds = (everyone,) if self.secure else (everyone, *self.step.kinds(cases, self.shape))
+        every = (everyone, self._enough(*kinds))
         if self.step.by == "site":
             return [every]
         groups = self._groups(cases)
-        return [every, *zip(groups, self._free(groups, *self._kinds(cases)))]
+        return [every, *zip(groups, self._free(groups, *kinds))]
 
     def _groups(self, cases: Cases) -> list[Chosen]:
         members = cases.members.numpy()
         return [members == g for g in range(len(self.shape.groups))]
 
-    def _kinds(self, cases: Cases) -> tuple[Chosen, Chosen, Chosen]:
-        """All cases, those that the step's sums are of, and the others, whose number follows from the two."""
+    def _counted(self, cases: Cases) -> tuple[Chosen, Chosen, Chosen]:
+        """All cases, those that the step counts, and the others, whose number follows from the two."""
         counts = self.step.counts(cases, self.shape)
         return np.ones(cases.n, dtype=bool), counts, ~counts
 
-    def _enough(self, cases: Cases) -> bool:
-        """Whether sums over a split may leave: of so many cases, and of no or so many others."""
-        _, counts, others = self._kinds(cases)
-        least = self.min_count
-        return least is not None and int(counts.sum()) >= least and (not others.any() or int(others.sum()) >= least)
+    def _enough(self, *kinds: Chosen) -> bool:
+        """Whether numbers of a split may leave that tell how many cases of each kind there are."""
+        counts, least = [int(kind.sum()) for kind in kinds], self.min_count
+        return least is not None and counts[0] >= least and all(not n or n >= least for n in counts)
 
     def _free(self, groups: Sequence[Chosen], *kinds: Chosen) -> list[bool]:
         """Which groups' numbers may leave: the count of each kind must be free to, see ``released``."""
@@ -100,7 +102,7 @@ class AfterAtSite:
         return [all(verdict) for verdict in zip(*verdicts)]
 
     def _row(self, cases: Cases, chosen: Chosen, free: bool) -> Array:
-        """Sums over the chosen cases; where others see the row alone, none of a bin with few of them."""
+        """Sums over the chosen cases, and where others see the site's own row, none that is of few of them."""
         row = self.step.sums(cases, chosen, self.shape) if free and chosen.any() and cases.finite else None
         if row is None or row[0] < (self.min_count or 0):
             return np.zeros(self.step.length(self.shape))
@@ -122,14 +124,14 @@ class AfterAtSite:
         found = self.step.of_all(rows, self.shape, shared)
         if self.secure or self.min_count is None or cases.n < self.min_count:
             return found
-        if self._enough(cases):
+        if self._enough(*self._counted(cases)[1:]):
             found |= {f"own.{name}": float(value) for name, value in own.items()}
         return found | {"n_calibration": float(cases.n)}
 
     def _results(self, cases: Cases, fits: Mapping[str, Mapping[int, Fit]]) -> dict[str, float]:
         """Means over the test split, and over its groups where so few may leave; none of a model that has diverged."""
         found = {"n": float(cases.n)}
-        groups, kinds = self._groups(cases), self._kinds(cases)
+        groups, kinds = self._groups(cases), self._counted(cases)
         some = {name: group for name, group in zip(self.shape.groups, groups) if group.any()}
         whole, partial = (
             {name for name, may in zip(self.shape.groups, self._free(groups, *of)) if may and name in some}
@@ -140,7 +142,7 @@ class AfterAtSite:
             values = self.step.values(cases, stage, fits.get(stage, {}), self.shape)
             for metric, each in values.items():
                 is_partial = metric in self.step.partial
-                shown = {"": kinds[0]} if not is_partial or self._enough(cases) else {}
+                shown = {"": kinds[0]} if not is_partial or self._enough(*kinds[1:]) else {}
                 shown |= {f"/{name}": some[name] for name in sorted(partial if is_partial else whole)}
                 for where, chosen in shown.items():
                     found |= self._means(stage, metric, each[chosen], kinds[is_partial][chosen], where)
