@@ -22,6 +22,9 @@ HALVINGS = 40
 CLOSE = 1e-12
 STEEPEST = 50.0
 """Largest |a| and |b|: further out every probability is 0 or 1 in double precision."""
+BEYOND = 0.1
+"""Share of the logarithm of what is beyond a limit that counts."""
+SUM_ROUNDING = 1e-9
 LEAST_FOR_SLOPE, LEAST_PER_CLASS = 50, 10
 """Cases, and cases of each class, below which a site's slope is that of all sites."""
 
@@ -192,6 +195,42 @@ def temperature(
             return float(1.0 / moved[0])
         at = moved
     return float(1.0 / at[0])
+
+
+def limited(values: Array, most: float, beyond: float = BEYOND) -> Array:
+    """``values`` up to ``most`` in size, and of what is beyond that only a share of its logarithm.
+
+    Counts per bin, and losses that one site may not decide, can tell nothing of how far out a case lies; so a line or a
+    temperature holds for limited numbers, fitted and applied. They keep their order with a share above 0.
+
+    Args:
+        values: logits, or log probabilities less the largest.
+        most: > 0.
+        beyond: in [0, 1].
+    """
+    size = np.abs(values)
+    return np.asarray(np.copysign(np.minimum(size, most) + beyond * np.log1p(np.maximum(size - most, 0.0)), values))
+
+
+def possible_losses(losses: Array, temperatures: Array, cases: float, classes: int, most: float) -> bool:
+    """Whether so many cases can have these summed cross-entropies at these temperatures.
+
+    With log probabilities that are ``limited`` to ``most`` below the largest (beyond: 0) a case's loss is convex in
+    b = 1 / T, at most log C + b most, and grows by at most ``most`` per b.
+
+    Args:
+        losses: (T,) >= 0.
+        temperatures: (T,) increasing.
+        cases: n >= 0.
+        classes: C >= 2.
+        most: see above.
+    """
+    b, own = 1 / temperatures[::-1], losses[::-1]
+    rounding = SUM_ROUNDING * (1.0 + cases * most * b[-1])
+    slopes = np.diff(own) / np.diff(b)
+    small = bool((own <= cases * (math.log(classes) + b * most) + rounding).all())
+    convex = bool((np.diff(slopes) >= -rounding / np.diff(b).min()).all())
+    return small and convex and bool(slopes[-1] <= cases * most + rounding / np.diff(b).min())
 
 
 def losses_at(log_probabilities: Array, labels: npt.NDArray[np.int64], temperatures: Array) -> Array:

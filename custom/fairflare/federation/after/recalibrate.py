@@ -14,6 +14,7 @@ from fairflare.core.types import LARGEST_LOSS
 from fairflare.core.validation import Range
 from fairflare.federation.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, fit_of
 from fairflare.functional.recalibration import (
+    BEYOND,
     LEAST_FOR_SLOPE,
     LEAST_PER_CLASS,
     STEEPEST,
@@ -22,21 +23,27 @@ from fairflare.functional.recalibration import (
     fitted_to_bins,
     in_blocks,
     least_on_grid,
+    limited,
     losses_at,
+    possible_losses,
     recalibrated,
     temperature,
 )
 
-EDGES = np.linspace(-6.0, 6.0, 25)
+FAR = 6.0
+"""Largest logit that a line takes in full."""
+EDGES = np.linspace(-FAR, FAR, 25)
 """Of the bins of the logit, 0.5 wide."""
 BINS = len(EDGES) - 1
+GAP = 12.0
+"""The same of how far a class's log probability is below the largest."""
 TEMPERATURES = np.geomspace(0.1, 10.0, 41)
 SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
 class Recalibrate(AfterStep):
-    """sigma(a + b z) in place of sigma(z); softmax(z / T) with more than two classes.
+    """sigma(a + b z) in place of sigma(z); softmax(z / T) with more than two classes; z is limited.
 
     The pooled line or temperature follows from counts and positives per bin of the logit, or from losses on a grid of
     temperatures, summed over the sites. A site draws its own towards it. With ``by`` "group" each group has the line of
@@ -77,7 +84,7 @@ class Recalibrate(AfterStep):
         n = [float(len(labels))]
         if shape.classes == 2:
             return np.concatenate([n, *binned(_logit(scores), labels.astype(float), EDGES)])
-        return np.concatenate([n, np.maximum(losses_at(scores, labels, TEMPERATURES), 0.0)])
+        return np.concatenate([n, np.maximum(losses_at(_gaps(scores, 0.0), labels, TEMPERATURES), 0.0)])
 
     def kinds(self, cases: Cases, shape: Shape) -> tuple[Chosen, ...]:
         """With two classes each of them."""
@@ -95,9 +102,9 @@ class Recalibrate(AfterStep):
         return np.concatenate([row[:1], ones + others, ones])
 
     def proper(self, row: Array, shape: Shape) -> bool:
-        """Bins hold every case once, and no more positives than cases; a loss is no larger than one can be."""
+        """Bins hold every case once, and no more positives than cases; losses are such as cases can have."""
         if shape.classes != 2:
-            return bool((row[1:] <= max(row[0], 0.0) * LARGEST_LOSS).all())
+            return possible_losses(row[1:], TEMPERATURES, row[0], shape.classes, GAP)
         cases, positives = row[1 : 1 + BINS], row[1 + BINS :]
         whole = bool((row == np.floor(row)).all())
         return whole and float(cases.sum()) == row[0] and bool((positives <= cases).all())
@@ -125,9 +132,11 @@ class Recalibrate(AfterStep):
             return of_all, "no calibration cases" if of_all else "no calibration cases of both classes anywhere"
         scores, labels = _numpy(cases, chosen)
         if shape.classes != 2:
-            return {"temperature": temperature(scores, labels, self.penalty, of_all["temperature"])}, ""
+            return {"temperature": temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
         towards = Line(of_all["intercept"], of_all["slope"])
-        line, why = recalibrated(_logit(scores), labels.astype(float), towards, self.penalty, slope=self.slope)
+        line, why = recalibrated(
+            limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
+        )
         remark = f"slope: {why}" if self.slope and why else ""
         return {"intercept": line.intercept, "slope": line.slope}, remark
 
@@ -153,17 +162,24 @@ class Recalibrate(AfterStep):
         moved = scores.copy()
         for member in np.unique(members):
             fit, rows = fit_of(fits, int(member)), members == member
+            if not fit:
+                continue
             if shape.classes == 2:
-                z = fit.get("intercept", 0.0) + fit.get("slope", 1.0) * _logit(scores[rows])
+                z = fit["intercept"] + fit["slope"] * limited(_logit(scores[rows]), FAR)
                 moved[rows] = np.stack([np.zeros_like(z), z], axis=1)
             else:
-                moved[rows] = scores[rows] / fit.get("temperature", 1.0)
+                moved[rows] = _gaps(scores[rows]) / fit["temperature"]
         exponents = np.exp(moved - moved.max(axis=1, keepdims=True))
         return np.asarray(exponents / exponents.sum(axis=1, keepdims=True))
 
 
 def _logit(scores: Array) -> Array:
     return np.asarray(scores[:, 1] - scores[:, 0])
+
+
+def _gaps(scores: Array, beyond: float = BEYOND) -> Array:
+    """How far each class's log probability is below the largest, limited."""
+    return limited(scores - scores.max(axis=1, keepdims=True), GAP, beyond)
 
 
 def _numpy(cases: Cases, chosen: Chosen) -> tuple[Array, npt.NDArray[np.int64]]:
