@@ -40,8 +40,8 @@ def fewest(alpha: float, bound: float = 1.0) -> int:
 
 def threshold(
     curve: Array, cases: float, grid: Array, alpha: float, bound: float = 1.0, *, scaled: bool = False
-) -> float:
-    """The least grid point lambda with R(lambda) + B / (n + 1) <= alpha; the grid's end where there is none.
+) -> float | None:
+    """The least grid point lambda with R(lambda) + B / (n + 1) <= alpha; None where there is none.
 
     Args:
         curve: (G,) R.
@@ -66,9 +66,10 @@ def shrunk_threshold(
     prior: float = 19.0,
     *,
     corrected: bool = True,
-) -> float:
+) -> float | None:
     """A site's threshold from its own curve and that of all: least lambda with v R_k + (1 - v) R + correction <= alpha.
 
+    None where there is none: with fewer cases than ``fewest`` the correction alone may be above the level.
     v = n_k / (n_k + n_0); the correction is v B / (n_k + 1) + (1 - v) B / (N + 1). n_0 = 0 leaves the site's own curve,
     n_0 = infinity that of all. No theorem covers a threshold of one site; the largest of all sites' and of the pooled
     one is covered where it is used everywhere.
@@ -90,6 +91,6 @@ def shrunk_threshold(
     return _first(mixed + (correction if corrected else 0.0), grid, alpha)
 
 
-def _first(risk: Array, grid: Array, alpha: float) -> float:
+def _first(risk: Array, grid: Array, alpha: float) -> float | None:
     good = np.flatnonzero(risk <= alpha + ROUNDING)
-    return float(grid[good[0]]) if len(good) else float(grid[-1])
+    return float(grid[good[0]]) if len(good) else None

@@ -90,15 +90,17 @@ class Conformal(AfterStep):
         return np.asarray(targets == 1) if self.loss == "missed" else np.ones(cases.n, dtype=bool)
 
     def proper(self, row: Array, shape: Shape) -> bool:
-        """Losses of at most 1 that do not grow with lambda."""
-        return bool((row[1:] <= row[0] + ROUNDING).all() and (np.diff(row[1:]) <= ROUNDING).all())
+        """Losses of at most 1 that do not grow with lambda, and at its end, where all is flagged, are none."""
+        falls = (np.diff(row[1:]) <= ROUNDING).all() and row[-1] <= ROUNDING
+        return bool(falls and (row[1:] <= row[0] + ROUNDING).all())
 
     def shared(self, total: Array, shape: Shape) -> Fit:
         """The threshold of the pooled risk; none with fewer cases than the level needs."""
         n = total[0]
         if n < fewest(self.alpha):
             return {}
-        return {"threshold": threshold(total[1:] / n, n, GRID, self.alpha)}
+        found = threshold(total[1:] / n, n, GRID, self.alpha)
+        return {} if found is None else {"threshold": found}
 
     def own(self, cases: Cases, chosen: Chosen, total: Array, shape: Shape) -> tuple[Fit, str]:
         """From the site's curve, shrunk to that of all; where no lambda will do, that of all."""
@@ -112,6 +114,8 @@ class Conformal(AfterStep):
             return of_all, remark
         curve, all_curve = monotone(row[1:] / n), total[1:] / total[0]
         found = shrunk_threshold(curve, n, all_curve, total[0], GRID, self.alpha, prior=self.shrinkage)
+        if found is None:
+            return of_all, f"{remark}, and its few leave no room for a margin: has that of all"
         return {"threshold": found}, remark
 
     def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:
