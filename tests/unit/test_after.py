@@ -15,7 +15,7 @@ from fairflare.core.schema import Answer
 from fairflare.core.types import Round
 from fairflare.federation.after.base import Cases, Shape
 from fairflare.federation.after.conformal import Conformal
-from fairflare.federation.after.recalibrate import EDGES, Recalibrate
+from fairflare.federation.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
 from fairflare.federation.after.server import After
 from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.plain import Plain, PlainAtSite
@@ -90,8 +90,59 @@ class TestRecalibrate:
         before, own = (step.values(cases, stage, {-1: fit}, FOUR) for stage in ("before", "own"))
         assert before["calibration"].mean() > 0.1 > 4 * abs(own["calibration"].mean())
 
+    @pytest.mark.parametrize("far", [8.0, 20.0, 300.0])
+    def test_an_overconfident_model_is_told_how_often_it_is_right(self, far):
+        """All logits beyond the last bin, 95 % of the cases right."""
+        up, right = np.arange(400) % 2, np.arange(400) // 2 % 20 > 0
+        logits = torch.from_numpy(np.where(up, far, -far))
+        labels = torch.from_numpy(np.where(right, up, 1 - up))
+        cases = Cases(torch.stack((0 * logits, logits), 1), labels, torch.full((400,), -1))
+        step, every = Recalibrate(), everyone(cases)
+        row = step.sums(cases, every, BINARY)
+        own, _ = step.own(cases, every, row, BINARY)
+        assert own == pytest.approx(step.shared(row, BINARY), rel=0.2, abs=0.1)
+        for stage, fit in (("shared", step.shared(row, BINARY)), ("own", own)):
+            loss = step.values(cases, stage, {-1: fit}, BINARY)["log_loss"].mean()
+            assert loss == pytest.approx(-0.95 * math.log(0.95) - 0.05 * math.log(0.05), abs=0.02)
+        unchanged = step.values(cases, "before", {-1: own}, BINARY)["log_loss"].mean()
+        assert unchanged == pytest.approx(0.05 * far, abs=0.01)
+
+    def test_what_is_further_out_stays_further_out(self):
+        logits = torch.tensor([-900.0, -30.0, -7.0, -6.0, 0.0, 5.9, 6.1, 7.0, 30.0, 31.0]).double()
+        cases = Cases(torch.stack((0 * logits, logits), 1), torch.ones(10, dtype=torch.long), torch.full((10,), -1))
+        fit = {-1: {"intercept": 0.3, "slope": 0.4}}
+        losses = Recalibrate().values(cases, "own", fit, BINARY)["log_loss"]
+        assert (np.diff(losses) < 0).all()
+
+    def test_losses_of_any_cases_are_possible(self):
+        for seed in range(60):
+            classes, size = 3 + seed % 5, 10.0 ** (seed % 7 - 3)
+            cases = drawn(5 + 7 * seed, classes=classes, seed=seed)
+            worst = cases.outputs.argmin(1) if seed % 3 == 0 else cases.targets
+            cases = dataclasses.replace(cases, outputs=size * cases.outputs, targets=worst)
+            shape = Shape(classes, True)
+            assert Recalibrate().proper(Recalibrate().sums(cases, everyone(cases), shape), shape)
+
     def test_masks_are_refused(self):
         assert "masks" in Recalibrate().missing(MASKS) and not Recalibrate().missing(FOUR)
+
+
+def test_ten_cases_do_not_decide_the_temperature_of_nine_hundred():
+    """Whatever their site says they lost; one row put it at 0.1, another at 10."""
+    step, honest = Recalibrate(), drawn(900, classes=4)
+    row = step.sums(honest, everyone(honest), FOUR)
+    n, b = 10.0, 1 / TEMPERATURES
+    wild = [np.where(np.arange(41) == best, 0.0, 1e6 * n) for best in (0, 40)]
+    steep = [n * 300 * np.maximum(b - 0.1, 0), n * (math.log(4) + 20 * b)]
+    hump = [n * 12 * np.minimum(b, 1.0), n * 12 * np.sqrt(b)]
+    for losses in (*wild, *steep, *hump):
+        with pytest.raises(ValueError):
+            step.checked([n, *losses.tolist()], FOUR, 100.0)
+    most = [n * (math.log(4) + 12 * b), n * np.maximum(math.log(4) * (1 - b / 10), 0), n * 12 * b]
+    for losses in most:
+        lie = np.array(step.checked([n, *losses.tolist()], FOUR, 100.0))
+        assert step.shared(row, FOUR)["temperature"] == pytest.approx(1.0, abs=0.1)
+        assert step.shared(row + lie, FOUR)["temperature"] == pytest.approx(1.0, abs=0.5)
 
 
 class TestConformal:
@@ -123,6 +174,22 @@ class TestConformal:
         alone = Conformal(alpha=0.1, shrinkage=0)
         fit, remark = alone.own(few, everyone(few), of_all, BINARY)
         assert fit == alone.shared(of_all, BINARY) and remark == "needs 9 cases for a threshold from its own alone"
+
+    @pytest.mark.parametrize("n", [2, 20, 34])
+    def test_a_site_whose_few_leave_no_room_has_the_threshold_of_all(self, n):
+        """v / (n + 1) + (1 - v) / (N + 1) is above the level: no lambda will do, and not everything is flagged."""
+        step, few, many = Conformal(alpha=0.02), drawn(n, classes=4, seed=1), drawn(200, classes=4)
+        of_all = step.sums(many, everyone(many), FOUR)
+        fit, remark = step.own(few, everyone(few), of_all, FOUR)
+        assert fit == step.shared(of_all, FOUR) and 0 < fit["threshold"] < 1
+        assert remark.startswith("needs 49 cases") and "has that of all" in remark
+
+    def test_a_curve_that_never_falls_is_refused(self):
+        """It would leave no threshold for anybody, or that which flags everything."""
+        for n in (30.0, 90.0):
+            with pytest.raises(ValueError):
+                Conformal().checked([n] + [n] * 201, FOUR, 100.0)
+        assert Conformal().shared(np.array([30.0] * 202), FOUR) == {}
 
     def test_masks_lose_the_share_of_a_structure(self):
         logits = torch.full((1, 2, 4, 4), -9.0)
@@ -348,6 +415,9 @@ def federated(step, answers=(), **values):
         ("adjust", Answer("b", 2, adjusted={"shared.brier": 1e9, "shared.risk": 1e9}), "scalar_unknown"),
         ("adjust", Answer("b", 2, adjusted={"n": math.nan}), "scalar_nonfinite"),
         ("adjust", Answer("b", 2, adjusted={"n": -1.0}), "scalar_range"),
+        ("adjust", Answer("b", 2, adjusted={"n": 1001.0}), "count_mismatch"),
+        ("adjust", Answer("b", 2, adjusted={"n": 20.5}), "count_mismatch"),
+        ("adjust", Answer("b", 2, adjusted={"n": 20.0, "n_calibration": 1e8}), "count_mismatch"),
     ],
 )
 def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, answer, code):
@@ -355,6 +425,34 @@ def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, ans
     assert [(r.site, r.code) for r in rejections] == [("b", code)] and "91" not in rejections[0].detail
     assert set(found["sites"]) == {"a", "c"}
     assert found["sites"]["a"]["n_all"] == (120 if task == "calibrate" else 180)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"n": 30.0, "n/young": 1e8},
+        {"n": 30.0, "n/young": 16.0, "n/old": 15.0},
+        {"n": 30.0, "n_risk": 31.0},
+        {"n": 30.0, "n/young": 12.0, "n_risk/young": 13.0},
+        {"n": 30.0, "n_risk/young": 12.0},
+    ],
+)
+def test_parts_that_are_more_than_the_whole_are_refused(numbers):
+    """They would weigh in the mean of a group."""
+    after = After("conformal", Conformal(), GROUPED)
+    (found, rejections) = after._inspect([Answer("a", 2, adjusted=numbers)], Round(2, 2), {"a": 100})
+    assert not found and [r.code for r in rejections] == ["count_mismatch"]
+    fine = {"n": 30.0, "n/young": 15.0, "n/old": 15.0, "n_risk": 30.0, "n_risk/old": 15.0, "own.risk/old": 0.5}
+    assert after._inspect([Answer("a", 2, adjusted=fine)], Round(2, 2), {"a": 100}) == ({"a": fine}, [])
+
+
+def test_what_holds_for_all_is_the_servers_own_finding():
+    """Whatever a site says of it."""
+    (honest, _), _ = federated(Recalibrate())
+    lie = {**honest["sites"]["a"], "shared.slope": -50.0, "n_all": 1.0}
+    (found, rejections), _ = federated(Recalibrate(), {("a", "adjust"): Answer("a", 2, adjusted=lie)})
+    assert not rejections and found["sites"]["a"] == lie and found["shared"] == honest["shared"]
+    assert {"shared.slope", "shared.intercept", "n_all"} == set(found["shared"]) and found["shared"]["n_all"] == 180
 
 
 @pytest.mark.parametrize("step", [Recalibrate(), Conformal()])

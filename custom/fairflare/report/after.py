@@ -58,7 +58,7 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
         "note": " ".join(_notes(record, rows)),
         "stages": stages,
         "metrics": metrics,
-        "shared": _parameters(next(iter(found.values()), {}), "shared"),
+        "shared": _parameters(_shared(record, found), "shared"),
         "rows": rows,
         "groups": _groups(found, stages, metrics),
         "summary": {metric: {stage: _over_sites(rows, stage, metric) for stage in stages} for metric in metrics},
@@ -69,12 +69,40 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
 def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
     """What does not hold, and who has too few cases."""
     needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
-    if any(row["n_all"] is not None and row["n_all"] < needs for row in rows):
+    sites = record.get("sites") or {}
+    if (agreed := number(_shared(record, sites).get("n_all"))) is not None and agreed < needs:
         found.append(f"There is no threshold: all sites together need {needs:.0f} calibration cases.")
+    if not record.get("shared") and (odd := [name for name in _of_all(sites) if name not in _shared(record, sites)]):
+        found.append(f"The sites do not say the same of {listing(odd)}, which is therefore not shown for all.")
     few = [row["site"] for row in rows if row["n_calibration"] is not None and row["n_calibration"] < needs]
     if few and record.get("by") == "site":
         found.append(f"From its own cases alone a site needs {needs:.0f}: fewer at {listing(few)}.")
     return found
+
+
+def _shared(record: Entry, sites: Mapping[str, Numbers]) -> Numbers:
+    """What holds for all: as the server has it from sums in the clear, else what all sites say alike."""
+    known = record.get("shared")
+    if isinstance(known, Mapping) and known:
+        return dict(known)
+    said = list(sites.values())
+    return {
+        name: said[0][name] for name in _of_all(sites) if len({_rounded(numbers.get(name)) for numbers in said}) == 1
+    }
+
+
+def _of_all(sites: Mapping[str, Numbers]) -> list[str]:
+    """The names of numbers that follow from the sums of all, and so are the same at every site."""
+    means = {f"{stage}.{metric}" for stage in STAGES for metric in METRICS}
+    names = {name for numbers in sites.values() for name in numbers}
+    starts = ("shared.", "n_all")
+    return sorted(name for name in names if name.startswith(starts) and name.partition("/")[0] not in means)
+
+
+def _rounded(value: Any) -> float | None:
+    """As two machines have it that work alike."""
+    found = number(value)
+    return None if found is None else float(f"{found:.6g}")
 
 
 def _has(found: Mapping[str, Numbers], stage: str, metrics: Iterable[str]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import MOST_EXAMPLES, Round, StateDict
 from fairflare.federation.after.base import AfterStep, Shape
@@ -16,7 +18,7 @@ from fairflare.federation.field_checks import checked_numbers
 from fairflare.federation.messages import Transport
 
 TIMES = 10
-"""So many times the training examples that it declared a site may have calibration cases."""
+"""So many times the training examples that it declared a site may have calibration or test cases."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,46 @@ class After:
         total = aggregation.total(transport, models, round, checked, self.step.terms(self.shape))
         asked = {site: Instruction("adjust", round, models[site], **total.told) for site in total.sites}
         answers = list(transport.exchange(asked)) if asked else []
-        found, rejections = self._inspect(answers, round)
+        found, rejections = self._inspect(answers, round, check)
         content = {"step": self.name, "by": self.step.by, "split": self.step.split, "needs": self.step.needs}
-        return {**content, "remark": self.remark, "sites": found}, total.rejections + rejections + silent(
-            asked, answers
-        )
+        content |= {"remark": self.remark, "shared": self._shared(total.told) if asked else {}, "sites": found}
+        return content, total.rejections + rejections + silent(asked, answers)
 
-    def _inspect(self, answers: Sequence[Answer], round: Round) -> tuple[dict[str, Any], list[Rejection]]:
+    def _shared(self, told: Mapping[str, Any]) -> dict[str, float]:
+        """What follows for all from the sums that the sites were told; nothing where the server cannot read them."""
+        if self.secure:
+            return {}
+        sums = [told["orders"][str(i)] for i in range(self.step.terms(self.shape))]
+        return self.step.of_all(np.array(sums).reshape(-1, self.step.length(self.shape)), self.shape)
+
+    def _inspect(
+        self, answers: Sequence[Answer], round: Round, most: Mapping[str, int]
+    ) -> tuple[dict[str, Any], list[Rejection]]:
         known = self.step.reports(self.shape, secure=self.secure)
 
         def check(answer: Answer) -> dict[str, float]:
             check_tag(answer, round.number)
-            return checked_numbers(answer.adjusted, known)
+            numbers = checked_numbers(answer.adjusted, known)
+            self._check_counts(numbers, most.get(answer.site, MOST_EXAMPLES))
+            return numbers
 
         found, refused, _ = first_good(answers, check)
         return {site: found[site] for site in sorted(found)}, left_out(refused, found)
+
+    def _check_counts(self, numbers: Mapping[str, float], most: int) -> None:
+        """Groups are parts of a split, and cases that have a metric parts of both; raises Refused."""
+        counts = {name: value for name, value in numbers.items() if name.startswith("n")}
+        n = counts.get("n", 0.0)
+        groups = [value for name, value in counts.items() if name.startswith("n/")]
+        parts = [
+            counts[name] <= counts.get("n" + where, 0.0)
+            for metric in self.step.partial
+            for where in ("", *(f"/{group}" for group in self.shape.groups))
+            if (name := f"n_{metric}{where}") in counts
+        ]
+        sizes = [n, counts.get("n_calibration", 0.0)]
+        if any(v != int(v) for v in counts.values()) or max(sizes) > most or sum(groups) > n or not all(parts):
+            raise Refused("count_mismatch", f"n: expected whole numbers of at most {most}, and of parts no more in all")
 
 
 def _most(declared: int | None) -> int:
