@@ -287,6 +287,22 @@ def test_the_sites_own_rules(site, rules, text):
     assert text in answer and bool(text) == bool(answer)
 
 
+@pytest.mark.parametrize(
+    "steps, text",
+    [
+        ([], "after: expected one of none, got 'recalibrate'"),
+        (["conformal"], "after: expected one of none, conformal, got 'recalibrate'"),
+        (["conformal", "recalibrate"], ""),
+    ],
+)
+def test_a_site_says_which_steps_after_the_last_round_it_takes_part_in(site, steps, text):
+    site.policy(after=steps)
+    config = make_config("fedufo", "support2", values={"after": "recalibrate"})
+    answer = site.answer(in_config(after=config.after, after_settings=dict(config.after_settings)))
+    assert text in answer and bool(text) == bool(answer)
+    assert site.answer() == ""
+
+
 def test_a_policy_that_cannot_be_read_refuses_everything(site):
     file = site.root / "local" / "fairflare_policy.yaml"
     for text in ("methods: [fedufo", "- fedufo", "", "{" * 1000, "\x00"):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairflare.build.after import NO_STEP
 from fairflare.build.config import RunConfig
 from fairflare.core.errors import UserError
 from fairflare.privacy.secure_sum.schemes import NONE
@@ -29,6 +30,7 @@ class Policy:
         max_rounds: the most rounds of a job; None: any number.
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
+        after: steps after the last round that jobs may have, which ask for sums over single cases; None: all.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -39,6 +41,7 @@ class Policy:
     max_rounds: int | None = None
     min_count: int | None = None
     secure_sum: bool = False
+    after: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
     classes: tuple[str, ...] = ()
 
@@ -54,6 +57,8 @@ class Policy:
             raise UserError(f"min_count: expected at least {self.min_count}, got {count!r}")
         if self.secure_sum and config.secure_sum == NONE:
             raise UserError("secure_sum: expected masks or ckks, got none")
+        if self.after is not None and config.after not in (NO_STEP, *self.after):
+            raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
 
 
 def read_policy(local: Path, name: str = "") -> Policy:
