@@ -32,6 +32,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
     if not folder.is_dir() or not is_run(folder):
         raise UserError(f"{folder}: expected the folder of a run")
     with opened(folder):
+        _finish_step(folder)
         run_history, _ = verified_run(folder)
         described = read_json(folder / CONFIG)
         if described.get("env") not in ("local", "sim"):
@@ -43,3 +44,10 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         found = step_after(config, folder, model, standing.models, standing.declared)
         AuditLog(folder / AUDIT).append("after", **found, model_sha256=run_history.finish["model_sha256"])
         return write_report(folder)
+
+
+def _finish_step(folder: Path) -> None:
+    """Write the report of a step that was killed between the log's line and it."""
+    entries = AuditLog(folder / AUDIT).entries
+    if [entry["event"] for entry in entries[-1:]] == ["after"]:
+        write_report(folder)

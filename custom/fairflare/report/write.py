@@ -195,7 +195,8 @@ def _check_reports(folder: Path, run_history: RunHistory) -> None:
     if not record["of"]:
         return
     if run_history.finish and record["of"] != run_history.last["hash"]:
-        raise UserError(f"{REPORT}: was made before the run ended; {again}")
+        what = "the last step after the run" if run_history.last["event"] == "after" else "the run ended"
+        raise UserError(f"{REPORT}: was made before {what}; {again}")
     provenance = (read_json(folder / REPORT).get("detail") or {}).get("provenance") or {}
     if provenance.get("chain_head") != record["of"]:
         raise UserError(f"{REPORT}: was made from another log; {again}")
