@@ -27,6 +27,7 @@ _CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal":
 STEPS = (NO_STEP, *_CLASSES)
 TRAINED = "the model was trained on these cases: it fits them better than new ones, and no guarantee holds"
 MEASURED = "parts of the method measured on these cases in every round: they are not quite new to the model"
+OWN = "fitted to the model that each site uses, which is its own"
 NEW = "the method's parts did not use these cases; whether anyone chose settings by them this log cannot know"
 
 
@@ -87,7 +88,7 @@ def may_leave(config: RunConfig, parts: Parts, egress: Egress) -> Egress:
 
 
 def _remark(step: AfterStep, parts: Parts) -> str:
-    """What a reader must know of the calibration cases."""
-    if step.split == "train":
-        return TRAINED
-    return MEASURED if any(need.split == step.split for need in parts.needs) else NEW
+    """What a reader must know of the calibration cases, and of whose model they are."""
+    measured = any(need.split == step.split for need in parts.needs)
+    cases = TRAINED if step.split == "train" else MEASURED if measured else NEW
+    return f"{cases}; {OWN}" if parts.has_personal or parts.rule.counts_own else cases

@@ -366,7 +366,8 @@ class Federation:
         if self.after is None:
             return
         present, away = self._participation.of(self.transport.sites())
-        models = {site: standing.models.get(site, standing.model) for site in present}
+        own = standing.models if self.rule.counts_own else {}  # a model that sites are shown beside theirs is not used
+        models = {site: own.get(site, standing.model) for site in present}
         last = Round(self.rounds, self.rounds)
         with self._backlog.while_sites(Beside.EVALUATION):
             found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
