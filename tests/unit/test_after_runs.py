@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fairflare.app.after import take_step
 from fairflare.app.cli import main
+from fairflare.federation.audit import model_hash
+from fairflare.federation.files import read_model
 from fairflare.federation.site import Site
 from run_folders import Dies, call, entries_of, put_entries
 
@@ -107,6 +110,47 @@ def test_a_run_that_is_killed_there_goes_on_to_the_same(plain, tmp_path, monkeyp
     assert (folder / "model.pt").read_bytes() == (whole / "model.pt").read_bytes()
     assert kept(folder) == kept(whole) and sections(folder) == sections(whole)
     assert len(lines(folder)) == 1 and call("verify", folder) == 0
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "masks"])
+def test_nothing_of_what_was_asked_stays_in_the_folder(plain, tmp_path, secure):
+    folder = run(tmp_path / "run", *RECALIBRATE, "--set", "secure_sum=masks") if secure else plain
+    assert {path.name for path in (folder / "sites").iterdir()} == {f"{site}.after.json" for site in SITES}
+
+
+def test_a_model_that_is_shown_beside_the_shared_one_is_not_adjusted(tmp_path):
+    """AFL's mean of all rounds' models, whose results stand beside those of the last one."""
+    folder = run(tmp_path / "run", *RECALIBRATE, method="afl")
+    (line,) = lines(folder)
+    files = [json.loads(path.read_text()) for path in (folder / "sites").glob("*.after.json")]
+    assert len(files) == 4 and {file["model"] for file in files} == {line["model_sha256"]}
+    assert call("after", folder, "--step", "recalibrate") == 0
+    assert lines(folder)[1]["sites"] == line["sites"] and "its own" not in line["remark"]
+
+
+def test_a_site_names_the_model_that_it_has_adjusted(tmp_path):
+    folder = run(tmp_path / "run", *RECALIBRATE, method="ditto")
+    (line,) = lines(folder)
+    assert line["remark"].endswith("the model that each site uses, which is its own")
+    for site in SITES:
+        named = json.loads((folder / "sites" / f"{site}.after.json").read_text())["model"]
+        assert named == model_hash(read_model(folder / "sites" / f"{site}.personal.pt")) != line["model_sha256"]
+
+
+def test_a_step_that_was_killed_before_its_report(bare, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(bare, tmp_path / "killed")
+
+    def dies(folder):
+        raise Dies
+
+    with monkeypatch.context() as patch, pytest.raises(Dies):
+        patch.setattr("fairflare.app.after.write_report", dies)
+        take_step(folder, "recalibrate", {})
+    assert call("verify", folder) == 2
+    assert "was made before the last step after the run; `fairflare report" in capsys.readouterr().err
+    assert call("after", folder, "--step", "conformal", "--set", "alpha=0.2") == 0
+    assert [section["step"] for section in sections(folder)] == ["recalibrate", "conformal"]
+    assert call("verify", folder) == 0
 
 
 def test_too_few_cases_are_said_in_the_report(plain, tmp_path):

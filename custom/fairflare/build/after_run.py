@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.build.after import at_server
-from fairflare.build.config import RunConfig
-from fairflare.build.local import LocalSites
+from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.local import SITES, LocalSites
 from fairflare.build.parts import build_parts
 from fairflare.build.secure_sums import server_part
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round, StateDict
 from fairflare.core.versions import all_versions
 from fairflare.federation.entries import by_site
+from fairflare.federation.memory import forget
 from fairflare.federation.messages import Instruction
 from fairflare.federation.preflight import inspect_preflight, refusal
 
@@ -43,6 +44,7 @@ def step_after(
     assert after is not None  # the configuration names one
     parts.task.check_data()
     last = Round(config.training["rounds"], config.training["rounds"])
+    forget(folder / SITES, site_of_client(config, parts.task))  # whose folder it is may take any number of steps
     with LocalSites(config, folder, parts) as sites:
         aggregation = server_part(config, parts, sites.at_server)
         asked = {site: Instruction("preflight", last, {}) for site in sites.transport.sites()}
@@ -50,6 +52,7 @@ def step_after(
         statements, refused = inspect_preflight(answers, all_versions(), declared, config.accept)
         if reason := refusal(statements, refused + aggregation.learn(answers)):
             raise RunFailed(reason)
-        own = {site: models.get(site, model) for site in asked}
+        own = {site: models.get(site, model) if parts.rule.counts_own else model for site in asked}
         found, rejections = after.run(sites.transport, aggregation, own, last, declared)
+    forget(folder / SITES, asked)
     return {**found, "rejected": by_site(rejections)}

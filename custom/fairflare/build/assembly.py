@@ -31,6 +31,7 @@ from fairflare.core.execution import Execution, default_device, keep_freed_memor
 from fairflare.core.findings import Finding
 from fairflare.core.types import Batch, SiteData, StateDict, Training
 from fairflare.core.versions import versions
+from fairflare.federation.asked import Asked, asked_file
 from fairflare.federation.audit import AuditLog
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.evaluation import finite, predict
@@ -235,6 +236,7 @@ def build_site(
         memory=kept,
         egress=after.may_leave(config, parts, allowed(parts, config.secure_sum)),
         after=after.at_site(config, parts, min_count, memory),
+        asked=Asked(None if memory is None else asked_file(memory)),
         look=look,
         tell=tell,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),

@@ -13,6 +13,8 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import StateDict
 from fairflare.federation.after.site import after_file
+from fairflare.federation.asked import ENDING as ASKED
+from fairflare.federation.asked import asked_file
 from fairflare.federation.files import read_tensors
 from fairflare.federation.lock import Busy, locked
 from fairflare.federation.state import clear_half_written, remove_files, save_model, write_atomically
@@ -36,7 +38,8 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        clear_half_written(path.parent, {path.name, personal_file(path).name, after_file(path).name}.__contains__)
+        own = {path.name, personal_file(path).name, after_file(path).name, asked_file(path).name}
+        clear_half_written(path.parent, own.__contains__)
         yield
 
 
@@ -50,7 +53,7 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
     Personal models stay too: they are results.
     """
-    own = {f"{site}.pt{ending}" for site in sites for ending in ("", ".lock")}
+    own = {f"{site}{ending}" for site in sites for ending in (".pt", ".pt.lock", ASKED)}
     with contextlib.suppress(OSError):  # nothing reads them any more
         remove_files(folder, own.__contains__)
 

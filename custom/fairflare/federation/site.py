@@ -21,6 +21,7 @@ from fairflare.federation.after.base import Cases
 from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
+from fairflare.federation.asked import Asked, check_last
 from fairflare.federation.audit import model_hash
 from fairflare.federation.evaluation import Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory
@@ -58,6 +59,7 @@ class Site:
         aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
         receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
         after: what it does after the last round; None: nothing.
+        asked: what it was asked for then, which is answered once.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Site:
     aggregation: SitePart = field(default_factory=PlainAtSite)
     receives: Mapping[str, Slot] = field(default_factory=dict)
     after: AfterAtSite | None = None
+    asked: Asked = field(default_factory=Asked)
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -254,24 +257,31 @@ class Site:
         )
 
     def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
-        """Sums over calibration cases, in the clear or sealed."""
+        """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
         assert self.after is not None  # else the task is unknown
-        self._load_own(instruction)
+        question = self._question(instruction)
+        self.asked.check(*question)
         leaves = self.aggregation.summed(self.after.sums(self._cases), instruction)
+        self.asked.keep(*question)
         return Answer(site=self.name, round=instruction.round.number, **leaves)
 
     def _adjust(self, instruction: Instruction, seed: int) -> Answer:
-        """Fit with the sums of all sites, and say what came of it."""
+        """Fit with the sums of all sites, and say what came of it; raises AskedAgain."""
         assert self.after is not None
-        self._load_own(instruction)
+        model, sites = self._question(instruction)
         total = self.aggregation.total(instruction, self.after.step.terms(self.after.shape))
-        found = self.after.adjust(total, self._cases, model_hash(instruction.model))
+        self.asked.check(model, sites, total)
+        self.asked.keep(model, sites, total)
+        found = self.after.adjust(total, self._cases, model)
         return Answer(site=self.name, round=instruction.round.number, adjusted=found)
 
-    def _load_own(self, instruction: Instruction) -> None:
-        """The model that this site uses: its personal one, where it has one."""
+    def _question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
+        """Hash of the model that this site uses, which is loaded, and the sites of a sealed sum."""
+        check_last(instruction.round, self.training.rounds)
         own = self._personal(instruction)
-        self.network.load_state_dict(instruction.model if own is None else own)
+        model = instruction.model if own is None else own
+        self.network.load_state_dict(model)
+        return model_hash(model), tuple(instruction.sealed.get("statements", ()))
 
     def _cases(self, split: SplitName) -> Cases:
         assert self.after is not None

@@ -117,7 +117,7 @@ class ServerSums:
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
     def numbers(self, transport: Transport, models: Mapping[str, StateDict], round: Round, terms: int) -> Total:
-        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have.
+        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
 
         Args:
             transport: reaches the sites.
@@ -133,7 +133,7 @@ class ServerSums:
         def check(answer: Answer) -> bytes:
             return _sealed_bytes(answer, sizes)
 
-        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model)
+        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model, attempts=1)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
         if total is None:
@@ -150,11 +150,12 @@ class ServerSums:
         check: Callable[[Answer], T],
         content: Mapping[str, Any],
         model: StateDict | None = None,
+        attempts: int = ATTEMPTS,
     ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way."""
         rejections: list[Rejection] = []
         answers: list[Answer] = []
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             if len(roster) < self.least:
                 break
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
@@ -166,7 +167,8 @@ class ServerSums:
                 return found, roster, rejections, answers
             roster = sorted(found)
         few = f"{len(roster)} sites are left for a secure sum, {self.least} needed"
-        return {}, [], rejections + [Rejection(site, "sum", few) for site in roster], answers
+        why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
+        return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
 
     def _check_ready(self, answer: Answer, round: Round, declared: Mapping[str, int]) -> bool:
         check_tag(answer, round.number)

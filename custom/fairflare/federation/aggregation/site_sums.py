@@ -120,11 +120,22 @@ class SiteSums:
         return self._weighted
 
     def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
-        """The sums behind masks that depend on the model: of one model only; raises SumRefused."""
+        """The sums behind masks that depend on the model: one sum, of one model and all sites of the last round.
+
+        Two sums would differ by a site, and a site that is silent costs everyone the sum.
+
+        Raises:
+            SumRefused: another model or other sites than the first time, or sites of the last round are missing.
+        """
         content = (self._federation, model_hash(instruction.model), instruction.round.total)
         order = _order(instruction, fingerprint("calibrate", *content))
         if self._counted.last is not None and self._counted.last.bound != order.bound:
             raise SumRefused("a second model to calibrate")
+        if self._counted.last not in (None, order):
+            raise SumRefused("a second sum after the last round")
+        trained = self._updates.last
+        if trained is not None and trained.round == order.round and not set(trained.roster) <= set(order.roster):
+            raise SumRefused("a sum without all sites of the last round")
         self._keys.check(order)
         self._counted.admit(order)
         return {"sealed": self._counts.seal(sums, order)}
