@@ -11,6 +11,7 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.base import add_weighted, uniform
+from fairflare.rules.bounded import Bounded, Bounds
 from fairflare.rules.cffl import CFFL
 from fairflare.rules.cgsv import CGSV
 from fairflare.rules.fedfv import FedFV
@@ -339,6 +340,47 @@ def test_krum_takes_as_many_faulty_sites_as_fit():
     assert not any(few.notes["removed"].values())
     enough = MultiKrum(faulty=1).aggregate(model(), [*sites, reply(4, [0.0, 0.3])], {}, info())
     assert [site for site, p in enough.notes["removed"].items() if p] == ["site-3"]
+
+
+@pytest.mark.parametrize(
+    "rule, sites, told",
+    [
+        (MultiKrum(), 4, "multi-krum protects from nobody with 4 sites: faulty=1 takes 5"),
+        (MultiKrum(), 5, ""),
+        (MultiKrum(faulty=3), 7, "multi-krum protects from 2 with 7 sites: faulty=3 takes 9"),
+        (MultiKrum(faulty=0, keep=2), 4, ""),
+        (MultiKrum(keep=6), 6, "multi-krum protects from nobody with 6 sites: keep=6 keeps all"),
+        (
+            TrimmedMean(),
+            3,
+            "trim=0.1 leaves 70% of a wild site in the model where 3 weigh alike: set trim to 0.33 or above, or use "
+            "the median",
+        ),
+        (TrimmedMean(), 10, ""),
+        (TrimmedMean(trim=1 / 3), 3, ""),
+        (
+            TrimmedMean(trim=0.4),
+            2,
+            "trim=0.4 leaves 20% of a wild site in the model where 2 weigh alike: it takes 3 sites",
+        ),
+        (Median(), 2, "the median of 2 sites protects from nobody: it takes 3"),
+        (Median(), 3, ""),
+        (CFFL(), 1, ""),
+    ],
+    ids=str,
+)
+def test_whoever_starts_a_run_is_told_whom_a_robust_rule_does_not_protect_from(rule, sites, told):
+    assert rule.unprotected(sites) == Bounded(rule, Bounds(clip=1.0)).unprotected(sites) == told
+
+
+@pytest.mark.parametrize(
+    "rule, most", [(MultiKrum(), 5), (TrimmedMean(trim=0.2), 5), (TrimmedMean(trim=1 / 3), 3), (Median(), 3)]
+)
+def test_where_nothing_is_told_one_wild_site_has_no_part_and_below_it_has(rule, most):
+    for count in (most, most - 1):
+        sites = [reply(k, [0.0, 0.1 * k]) for k in range(count - 1)] + [reply(9, [1e6, 1e6])]
+        weight = rule.aggregate(model(), sites, {}, info()).weights["site-9"]
+        assert bool(rule.unprotected(count)) == (weight > 1e-9) == (count < most)
 
 
 def test_running_statistics_are_averaged_over_who_is_kept_or_with_all_weights():

@@ -164,6 +164,18 @@ def test_whoever_starts_such_a_run_is_told_whom_it_leaves_out():
     assert cautions(config(), build_parts(config())) == []
 
 
+def test_whoever_starts_a_run_is_told_that_its_robust_rule_protects_from_nobody():
+    """By the sites that a round hears: those that are asked, or as many answers as end it."""
+
+    def told(method="multi-krum", sites=5, **values):
+        chosen = make_config(method, "support2:dirichlet", sites=sites, values=values)
+        return [line for line in cautions(chosen, build_parts(chosen)) if "protects from nobody" in line]
+
+    assert told() == told("fedavg", 4) == []
+    assert told(sites=4) == told(min_responses=4, grace=30) == told(leave_out="site-5", min_sites=2)
+    assert told(sites=4) == ["multi-krum protects from nobody with 4 sites: faulty=1 takes 5"]
+
+
 def config(**values):
     return make_config("fedavg", "support2:dirichlet", sites=5, values=values)
 

@@ -32,7 +32,7 @@ from fairflare.app.folders import (
 from fairflare.app.parallel import budget, run_all
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
-from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.config_checks import asked_sites, refuse_pooling
 from fairflare.build.local import SITES, LocalSites, run_local
 from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts, build_parts
@@ -114,7 +114,9 @@ def execute(
 def cautions(config: RunConfig, parts: Parts) -> list[str]:
     """What whoever starts a run should know before it begins, one line each."""
     early_end = EarlyEnd(config.min_responses, config.grace)
-    found = (parts.rule.caution(part(Training, config.training)), early_end.caution())
+    count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
+    heard = min(config.min_responses or count, count)
+    found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
     return [caution for caution in found if caution]
 
 

@@ -141,13 +141,13 @@ def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> 
     training = [name for name in names if name != config.leave_out]
     if reason := selector.missing(training):
         raise UserError(reason)
-    count = _asked(config, selector, names)
+    count = asked_sites(config, selector, names)
     if count < min(config.min_sites, len(training)):
         asked = f"the {count} sites that selector {config.selector} asks"
         raise UserError(f"min_sites: expected at most {asked}, got {config.min_sites}")
 
 
-def _asked(config: RunConfig, selector: Selector, names: list[str]) -> int:
+def asked_sites(config: RunConfig, selector: Selector, names: list[str]) -> int:
     """How many sites a round asks while all are there."""
     training = [name for name in names if name != config.leave_out]
     return len(selector.select(training, Round(1, 1), config.seed, config.min_sites)) if training else 0
@@ -158,7 +158,7 @@ def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) ->
     if config.min_responses is None:
         expected("grace", config.grace == 0, "0 without min_responses", config.grace)
         return
-    asked = _asked(config, selector, names)
+    asked = asked_sites(config, selector, names)
     least = min(config.min_sites, asked)
     words = f"a whole number from min_sites, {least}, to the {asked} sites that a round asks"
     expected("min_responses", least <= config.min_responses <= asked, words, config.min_responses)

@@ -22,11 +22,11 @@ def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_exampl
         specs: what they are.
         n_examples: n_k of the same answer.
     """
-    for spec in specs:
-        if spec.of_examples is not None and spec.name in scalars:
-            _check_one(spec.name, scalars[spec.name], spec.of_examples * n_examples)
+    counted = {spec.name: spec.of_examples for spec in specs if spec.of_examples is not None and spec.name in scalars}
+    for name, times in counted.items():
+        _check_one(name, scalars[name], times * n_examples)
     _check_sizes(scalars, n_examples)
-    if SEEN in scalars:
+    if SEEN in counted:
         _check_decisions(scalars)
 
 

@@ -126,6 +126,13 @@ class Rule(ABC):
         """What a user should know about this rule under these training settings; empty when there is nothing."""
         return ""
 
+    def unprotected(self, sites: int) -> str:
+        """Why a rule against wild sites holds against fewer of ``sites`` in a round than it says; empty where it does.
+
+        In words that begin a line.
+        """
+        return ""
+
 
 class WeighingRule(Rule):
     """A rule that gives every site one weight for its whole model."""

@@ -173,6 +173,10 @@ class Bounded(Rule):
         """The rule's."""
         return self.rule.caution(training)
 
+    def unprotected(self, sites: int) -> str:
+        """The rule's."""
+        return self.rule.unprotected(sites)
+
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
         """The rule's."""
         return self.rule.orders(_inner(state), site, info)

@@ -38,6 +38,10 @@ class Median(Combining):
 
     notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
 
+    def unprotected(self, sites: int) -> str:
+        """The median of two is their mean."""
+        return f"the median of {sites} sites protects from nobody: it takes 3" if sites < 3 else ""
+
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """The midpoint of the values with at most half of the weight on either side."""
         after, share = _by_position(model, replies, prior, median)
@@ -61,6 +65,14 @@ class TrimmedMean(Combining):
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
             raise ValueError(f"trim must be in [0, 0.5), got {self.trim}")
+
+    def unprotected(self, sites: int) -> str:
+        """A site that weighs more than the trimmed mass is dropped in part."""
+        left = 1 - self.trim * sites
+        if left <= 1e-9:
+            return ""
+        advice = "it takes 3 sites" if sites < 3 else f"set trim to {1 / sites:.2g} or above, or use the median"
+        return f"trim={self.trim:.3g} leaves {left:.0%} of a wild site in the model where {sites} weigh alike: {advice}"
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """A site at the boundary is dropped in part."""
@@ -95,10 +107,22 @@ class MultiKrum(Combining):
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep must be none or at least 1, got {self.keep}")
 
+    def unprotected(self, sites: int) -> str:
+        """f is as large as fits, and ``keep`` may keep everybody."""
+        faulty, need = self._faulty(sites), f"faulty={self.faulty} takes {2 * self.faulty + 3}"
+        if (self.keep or 0) >= sites:
+            return f"multi-krum protects from nobody with {sites} sites: keep={self.keep} keeps all"
+        if faulty < self.faulty:
+            return f"multi-krum protects from {faulty or 'nobody'} with {sites} sites: {need}"
+        return ""
+
+    def _faulty(self, sites: int) -> int:
+        return max(min(self.faulty, (sites - 3) // 2), 0)
+
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """The mean over the kept sites, with their weights renormalised; running statistics too."""
         sites = [r.site for r in replies]
-        faulty = max(min(self.faulty, (len(sites) - 3) // 2), 0)
+        faulty = self._faulty(len(sites))
         scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}
         count = min(self.keep or max(len(sites) - faulty, 1), len(sites))
         limit = sorted(scores.values())[count - 1] if scores else math.inf

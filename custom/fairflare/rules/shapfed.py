@@ -177,7 +177,8 @@ def _bounded(heads: np.ndarray) -> np.ndarray:
     middle = np.maximum((lengths > 0).sum(0) - 1, 0) // 2
     most = np.take_along_axis(order, middle[None], 0)
     scale = np.divide(most, lengths, out=np.ones_like(lengths), where=lengths > most)
-    return heads * scale[:, :, None]
+    bounded: np.ndarray = heads * scale[:, :, None]
+    return bounded
 
 
 def _added(model: StateDict, replies: Sequence[Reply], factors: Weights, weights: Weights) -> StateDict:
