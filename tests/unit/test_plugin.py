@@ -81,7 +81,7 @@ def test_its_job_carries_it(ended, folder):
 def test_it_is_under_the_contract_tests(environment):
     command = [sys.executable, "-m", "pytest", "tests/laws", "-k", "loss-share", "-q"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    expected = f"{len(CHECKS) + 2} passed"  # each law, a federation with faults and one with absences
+    expected = f"{len(CHECKS) + 3} passed"  # each law, a federation with faults, one with absences, and the product
     assert done.returncode == 0 and expected in done.stdout, done.stdout[-2000:]
 
 
