@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, log_softmax, ndtri
 
 Array = npt.NDArray[np.float64]
 STEPS = 100
@@ -63,6 +62,8 @@ def sums(logits: Array, labels: Array, line: Line = UNCHANGED, counts: Array | N
         counts: (N,) cases that each entry stands for; 1 each by default.
     """
     many = np.ones_like(logits) if counts is None else counts
+    from scipy.special import expit  # here and below: takes a while to import, and most runs have no such step
+
     p = expit(line.intercept + line.slope * logits)
     v = many * p * (1 - p)
     residual = many * (labels - p)
@@ -178,6 +179,8 @@ def temperature(
         penalty: >= 0.
         towards: the temperature that it is drawn to.
     """
+    from scipy.special import log_softmax
+
     scores, centre = log_softmax(log_probabilities, axis=1), 1.0 / towards
 
     def objective(at: Array) -> float:
@@ -236,6 +239,8 @@ def possible_losses(losses: Array, temperatures: Array, cases: float, classes: i
 def losses_at(log_probabilities: Array, labels: npt.NDArray[np.int64], temperatures: Array) -> Array:
     """(T,) summed cross-entropy of softmax(log p / T) at each temperature; >= 0."""
     rows = np.arange(len(labels))
+    from scipy.special import log_softmax
+
     return np.array([-log_softmax(log_probabilities / t, axis=1)[rows, labels].sum() for t in temperatures])
 
 
@@ -283,6 +288,8 @@ def in_blocks(counts: Array, least: int) -> Array:
         counts: (B,) whole numbers >= 0, cases of one class per bin.
         least: >= 1, and at most their sum, if there are any; with 1 they stay as they are.
     """
+    from scipy.special import ndtri
+
     places = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
     found = np.zeros(len(counts))
     for block in np.array_split(places, max(len(places) // max(least, 1), 1)):
