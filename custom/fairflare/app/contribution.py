@@ -26,7 +26,8 @@ from fairflare.build.config import RunConfig, checked_config, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.versions import all_versions
 from fairflare.federation.state import save_json
-from fairflare.report.agreement import Coalition, agreements, leave_one_out_shares
+from fairflare.functional.shapley import Coalition
+from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables

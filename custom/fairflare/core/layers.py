@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from fairflare.core.types import Outline
+
 Group = Literal["leaf", "conv_bn", "block"]
 SIMILARITY = "similarity"
 """Family of the scalars "similarity/LAYER" that Fed-LWR's probe reports and its rule reads."""
@@ -68,3 +70,8 @@ def head_of(model: Mapping[str, Tensor], trainable: Collection[str], layer: str 
     bias = f"{module}.bias" if module else "bias"
     fits = bias in trainable and bias in model and model[bias].shape == model[weight].shape[:1]
     return [weight, bias] if fits else [weight]
+
+
+def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's parameters: its floating-point entries but running statistics."""
+    return {k: tuple(v.shape) for k, v in outline.model.items() if v.is_floating_point() and "running_" not in k}

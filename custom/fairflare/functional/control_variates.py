@@ -11,13 +11,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fairflare.core.types import Outline, StateDict, TensorSpec
-
-
-def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's parameters: its floating-point entries but running statistics."""
-    return {k: tuple(v.shape) for k, v in outline.model.items() if v.is_floating_point() and "running_" not in k}
-
+from fairflare.core.layers import parameters
+from fairflare.core.types import StateDict, TensorSpec
 
 CONTROL = TensorSpec("control", parameters, "the server's control variate c")
 CHANGE = TensorSpec("control_change", parameters, "change of the site's control variate, c_i+ - c_i")

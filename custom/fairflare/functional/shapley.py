@@ -46,11 +46,8 @@ def prefixes(permutations: Sequence[Sequence[str]]) -> list[Coalition]:
     return list(dict.fromkeys(found))
 
 
-def sampled(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, float]) -> dict[str, float]:
-    """Player -> the mean over permutations of what its arrival adds; those of unknown utilities are left out.
-
-    Over permutations whose utilities are all known the values sum to v(all) - v(nobody). A player of whom nothing is
-    known is left out.
+def additions(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, float]) -> dict[str, list[float]]:
+    """Player -> what its arrival adds in each permutation; a player of whom nothing is known is left out.
 
     Args:
         permutations: of the players.
@@ -62,4 +59,16 @@ def sampled(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, f
             before, after = frozenset(order[:place]), frozenset(order[: place + 1])
             if before in utility and after in utility:
                 added.setdefault(player, []).append(utility[after] - utility[before])
-    return {player: math.fsum(values) / len(values) for player, values in sorted(added.items())}
+    return dict(sorted(added.items()))
+
+
+def sampled(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, float]) -> dict[str, float]:
+    """Player -> the mean of its ``additions``.
+
+    Over permutations whose utilities are all known the values sum to v(all) - v(nobody).
+
+    Args:
+        permutations: as in ``additions``.
+        utility: as in ``additions``.
+    """
+    return {player: math.fsum(values) / len(values) for player, values in additions(permutations, utility).items()}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 
+from fairflare.functional import shapley as functional
+from fairflare.functional.shapley import Coalition
 from fairflare.report.values import number
 
 Shares = Mapping[str, float]
-Coalition = frozenset[str]
 
 
 def agreement(a: Shares, b: Shares) -> dict[str, float | None]:
@@ -88,15 +88,8 @@ def shapley(utilities: Mapping[Coalition, float]) -> dict[str, float]:
         ValueError: a coalition is missing.
     """
     sites = sorted(set().union(*utilities)) if utilities else []
-    values = {}
-    for site in sites:
-        others = [other for other in sites if other != site]
-        values[site] = math.fsum(
-            _chance(size, len(sites)) * (_utility(utilities, {site, *team}) - _utility(utilities, team))
-            for size in range(len(sites))
-            for team in combinations(others, size)
-        )
-    return values
+    _require([frozenset(), *functional.coalitions(sites)] if sites else [], utilities)
+    return functional.exact(sites, utilities)
 
 
 def sampled_shapley(
@@ -117,16 +110,14 @@ def sampled_shapley(
     Raises:
         ValueError: a coalition is missing.
     """
-    added: dict[str, list[float]] = {site: [] for site in (sorted(orders[0]) if orders else ())}
-    for order in orders:
-        for place, site in enumerate(order):
-            added[site].append(_utility(utilities, order[: place + 1]) - _utility(utilities, order[:place]))
+    _require(prefixes(orders), utilities)
+    added = functional.additions(orders, utilities)
     return {site: {"value": math.fsum(found) / len(found), "se": _error(found)} for site, found in added.items()}
 
 
 def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
     """The coalitions that ``sampled_shapley`` reads, each once, the empty one first."""
-    return list(dict.fromkeys(frozenset(order[:size]) for order in orders for size in range(len(order) + 1)))
+    return [frozenset(), *functional.prefixes(orders)] if orders else []
 
 
 def _error(values: Sequence[float]) -> float | None:
@@ -137,16 +128,10 @@ def _error(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
-def _chance(size: int, n: int) -> float:
-    """The share of the orders of n sites in which exactly ``size`` given ones come before a given other."""
-    return 1 / (n * math.comb(n - 1, size))
-
-
-def _utility(utilities: Mapping[Coalition, float], team: Iterable[str]) -> float:
-    coalition = frozenset(team)
-    if coalition not in utilities:
-        raise ValueError(f"utilities: expected all coalitions, got none for {sorted(coalition)}")
-    return utilities[coalition]
+def _require(teams: Iterable[Coalition], utilities: Mapping[Coalition, float]) -> None:
+    for team in teams:
+        if team not in utilities:
+            raise ValueError(f"utilities: expected all coalitions, got none for {sorted(team)}")
 
 
 def _vectors(a: Shares, b: Shares) -> tuple[list[float], list[float]]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
+from fairflare.functional import shapley as functional
+from fairflare.functional.shapley import Coalition
 from fairflare.report.agreement import (
-    Coalition,
     agreements,
     clipped_shares,
     leave_one_out_shares,
@@ -40,10 +40,7 @@ def joining_orders(sites: Sequence[str], permutations: int, seed: int) -> list[l
 
 def coalitions(sites: Sequence[str], orders: Sequence[Sequence[str]]) -> list[Coalition]:
     """The coalitions to train, the smallest first: all but the empty one, or those that ``orders`` go through."""
-    if orders:
-        found = {frozenset(order[:size]) for order in orders for size in range(1, len(order) + 1)}
-    else:
-        found = {frozenset(team) for size in range(1, len(sites) + 1) for team in combinations(sites, size)}
+    found = functional.prefixes(orders) if orders else functional.coalitions(sites)
     return sorted(found, key=lambda team: (len(team), sorted(team)))
 
 

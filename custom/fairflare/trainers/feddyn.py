@@ -21,9 +21,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fairflare.core.layers import parameters
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Info, LocalWork, Outline, Reply, StateDict, TensorSpec
+from fairflare.core.types import Batch, Info, LocalWork, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.trainers.base import ServerState, Trainer
 
@@ -32,11 +33,6 @@ HISTORY = "feddyn history"
 """Key of a site's memory: the sum of w_k - w^t over its rounds, -g_k / alpha_k."""
 MOST_NORM = 10.0
 """To which the authors' code clips a step's gradient."""
-
-
-def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's parameters: its floating-point entries but running statistics."""
-    return {k: tuple(v.shape) for k, v in outline.model.items() if v.is_floating_point() and "running_" not in k}
 
 
 @trainer("feddyn")
