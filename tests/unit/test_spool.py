@@ -2,6 +2,7 @@
 """Updates that do not fit into memory wait in a file, and make the same model from there."""
 
 import contextlib
+import dataclasses
 import gc
 import os
 
@@ -17,6 +18,7 @@ from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.spool import Spooled
 from helpers import initial_model, make_federation, make_sites
+from runs import bits, run
 
 TRAIN = Instruction("train", Round(1, 1), {})
 
@@ -52,6 +54,28 @@ def test_what_fits_stays_in_memory_and_the_rest_goes_into_the_file():
         for key, value in UPDATE.items():
             found = answer.update[key].materialize()
             assert torch.equal(found, value) and found.dtype == value.dtype
+
+
+def test_tensors_beside_the_update_count_and_go_into_the_file_too():
+    class Beside(Answers):
+        def exchange(self, instructions):
+            for answer in super().exchange(instructions):
+                yield dataclasses.replace(answer, tensors={"c/a": torch.arange(8.0), "c/b": "x"})
+
+    size = sum(value.nbytes for value in UPDATE.values())
+    asked = dict.fromkeys(("site-0", "site-1"), Instruction("train", Round(1, 1), UPDATE))
+    first, second = Spooled(Beside(UPDATE, UPDATE), lambda: 2 * size + 40).exchange(asked)
+    assert torch.equal(first.tensors["c/a"], torch.arange(8.0)) and isinstance(second.tensors["c/a"], Stored)
+    assert torch.equal(second.tensors["c/a"].materialize(), torch.arange(8.0)) and second.tensors["c/b"] == "x"
+    assert all(isinstance(value, Stored) for value in second.update.values())
+
+
+def test_a_control_change_from_a_file_makes_the_same_model(tmp_path, monkeypatch):
+    values = {"n_sites": 3, "batch_size": 64, "optimizer": "sgd", "lr": 0.01}
+    found = [bits(run("scaffold", tmp_path / "memory", values, rounds=2))]
+    monkeypatch.setattr(loop, "Spooled", lambda transport: Spooled(transport, lambda: 0))
+    found.append(bits(run("scaffold", tmp_path / "file", values, rounds=2)))
+    assert found[0] == found[1]
 
 
 STRANGE = [None, 7, [torch.ones(3)], {"a": "x", "b": torch.ones(3).to_sparse()}, {"a": torch.ones(1).expand(9)}]

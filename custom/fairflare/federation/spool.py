@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates that would not fit into memory side by side wait in a file: the gate needs all norms before it can decide."""
+"""What would not fit into memory side by side waits in a file: the gate needs the norms of all before it decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SHARE = 0.25
 
 
 WIDEST = 16
-"""Bytes: twice an entry of the widest type."""
+"""Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
+LARGE = ("update", "tensors")
+"""The fields of an answer that hold tensors."""
 
 
 def a_share_of_memory() -> int:
@@ -57,7 +59,7 @@ class Spooled:
             yield from self._transport.exchange(instructions)
             return
         for answer in self._transport.exchange(instructions):
-            size = sum(value.nbytes for value in _plain(answer).values())
+            size = sum(value.nbytes for name in LARGE for value in _plain(getattr(answer, name)).values())
             if size and taken + size > room:
                 file = file or _opened()
                 answer = _written(answer, file)
@@ -70,10 +72,9 @@ def _opened() -> BinaryIO:
     return tempfile.TemporaryFile(prefix="fairflare_updates_")
 
 
-def _plain(answer: Answer) -> dict[str, Tensor]:
-    """The entries of an update that are plain tensors in memory; an answer may hold anything."""
-    update: Any = answer.update
-    found = update.items() if type(update) is dict else ()
+def _plain(content: Any) -> dict[str, Tensor]:
+    """The entries of a field that are plain tensors in memory; an answer may hold anything."""
+    found = content.items() if type(content) is dict else ()
     return {key: value for key, value in found if type(value) is Tensor and _is_dense(value)}
 
 
@@ -82,15 +83,22 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _written(answer: Answer, file: BinaryIO) -> Answer:
-    """The answer with the entries of its update in ``file``; on a full disk as it was."""
-    entries: dict[str, Stored] = {}
+    """The answer with the entries of its update and its tensors in ``file``; on a full disk as it was."""
     try:
-        for key, value in _plain(answer).items():
-            start = -(-file.seek(0, 2) // 64) * 64  # where any type may begin
-            file.seek(start)
-            file.write(value.detach().reshape(-1).view(torch.uint8).numpy().data)
-            entries[key] = Stored(file, start, value.dtype, tuple(value.shape))
+        found = {name: _stored(_plain(getattr(answer, name)), file) for name in LARGE}
         file.flush()
     except OSError:
         return answer
-    return dataclasses.replace(answer, update={**answer.update, **entries})
+    whole: dict[str, Any] = {name: {**getattr(answer, name), **entries} for name, entries in found.items() if entries}
+    return dataclasses.replace(answer, **whole)
+
+
+def _stored(entries: Mapping[str, Tensor], file: BinaryIO) -> dict[str, Stored]:
+    """The entries at the end of ``file``."""
+    stored: dict[str, Stored] = {}
+    for key, value in entries.items():
+        start = -(-file.seek(0, 2) // 64) * 64  # where any type may begin
+        file.seek(start)
+        file.write(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+        stored[key] = Stored(file, start, value.dtype, tuple(value.shape))
+    return stored
