@@ -193,6 +193,19 @@ def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, 
     assert [e["round"] for e in entries if e["event"] == "round"] == [1, 2, 3, 4, 5]
 
 
+def test_with_secure_sums_no_site_forgets_a_round_because_the_server_says_so(tmp_path, monkeypatch):
+    """Else what the others' sums lack would be the number of the one site that is told so."""
+
+    class Lies(Spy):
+        def exchange(self, instructions):
+            yield from super().exchange({s: dataclasses.replace(one, counted=0) for s, one in instructions.items()})
+
+    honest, _, _ = federate(config_of("masks", rounds=3), tmp_path / "honest")
+    monkeypatch.setitem(globals(), "Spy", Lies)
+    lied_to, _, spy = federate(config_of("masks", rounds=3), tmp_path / "lied to")
+    assert isinstance(spy, Lies) and all(torch.equal(honest[key], lied_to[key]) for key in honest)
+
+
 def test_with_32_bits_the_model_is_that_of_64_but_for_rounding(tmp_path):
     """Half as many bytes, the same bits in every run; off by K / 2 steps per round, and what follows from it."""
     runs = {name: federate(config_of("masks", mask_bits=bits), tmp_path / name) for name, bits in WIDTHS.items()}

@@ -5,10 +5,12 @@ import dataclasses
 
 import pytest
 
+from fairflare.federation import loop
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer
 from fairflare.federation.participation import Participation
+from fairflare.federation.state import save_checkpoint
 from helpers import initial_model, make_federation, make_sites
 
 
@@ -43,6 +45,34 @@ def test_an_absent_site_is_invited_and_trains_again_once_it_answers(tmp_path):
     assert codes == [None, "no_answer", "absent", "absent", None]
     assert "no answer since round 2" in entries[2]["rejected"]["site-2"]["detail"]
     assert set(entries[4]["accepted"]) == {"site-1", "site-2", "site-3"} and not entries[4]["rejected"]
+
+
+def test_every_site_is_told_which_of_its_rounds_counted_last(tmp_path, monkeypatch):
+    """Also by a server that died before the checkpoint of a round was written, and repeats it."""
+    told = []
+
+    class Asking(Away):
+        def exchange(self, instructions):
+            found = {site: one for site, one in instructions.items() if one.task == "train"}
+            told.extend((one.round.number, site, one.counted) for site, one in sorted(found.items()))
+            yield from super().exchange(instructions)
+
+    def go(rounds):
+        make_federation(tmp_path, Asking(make_sites(3), rounds=(2,)), rounds=rounds).run(initial_model())
+
+    def die(path, checkpoint):
+        if checkpoint.round == 4:
+            raise KeyboardInterrupt
+        save_checkpoint(path, checkpoint)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "save_checkpoint", die)
+        go(5)
+    go(5)
+    assert [t[2] for t in told if t[1] == "site-1"] == [0, 1, 2, 3, 3, 4]
+    assert [t for t in told if t[1] == "site-2"] == [
+        (n, "site-2", c) for n, c in ((1, 0), (2, 1), (4, 1), (4, 1), (5, 4))
+    ]
 
 
 def test_an_answer_to_an_invitation_is_no_contribution(tmp_path):

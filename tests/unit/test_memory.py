@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fairflare.core.types import Round
-from fairflare.federation.memory import SiteMemory
+from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Instruction
+from fairflare.privacy.egress import EgressRefused
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 
@@ -49,6 +50,51 @@ def test_what_a_round_kept_that_went_on_without_the_site_is_discarded(tmp_path):
     memory.discard(1)
     memory.discard(1)
     assert SiteMemory(tmp_path / "site.pt").before(3) == {}
+
+
+def test_it_goes_back_to_the_last_round_that_counted(tmp_path):
+    memory = SiteMemory(tmp_path / "site.pt")
+    for number in (1, 2, 3):
+        memory.go_back(min(number - 1, 1), number)  # nothing after round 1 has counted
+        memory.keep(number, {"a": float(number)})
+        assert SiteMemory(tmp_path / "site.pt").before(number) == ({"a": 1.0} if number > 1 else {})
+    memory.go_back(3, 4)
+    assert memory.before(4) == {"a": 3.0} and memory.before(3) == {"a": 1.0}
+    memory.go_back(1, 3)  # round 3 again
+    assert memory.before(3) == {"a": 1.0} and memory.has(3)
+    memory.go_back(0, 4)
+    assert memory.before(4) == SiteMemory(tmp_path / "site.pt").before(4) == {}
+
+
+@pytest.mark.parametrize(
+    "value, finite",
+    [
+        ({"a": {"b": [torch.ones(2), 1.0]}, "c": "text", "d": None, "e": torch.tensor([3])}, True),
+        ({"a": {"b": [torch.ones(2), float("nan")]}}, False),
+        ({"a": {"b": [torch.tensor([1.0, float("inf")])]}}, False),
+        ({"a": torch.zeros(0)}, True),
+    ],
+)
+def test_what_is_finite(value, finite):
+    assert is_finite(value) == finite
+
+
+def test_a_round_that_is_refused_on_its_way_out_leaves_nothing(monkeypatch):
+    class Refuses:
+        def check(self, task, answer):
+            if answer.round == 2:
+                raise EgressRefused("something else")
+
+        def check_final(self, answer):
+            pass
+
+    site = make_sites(1, trainer=PlainTrainer(), probes=())["site-1"]
+    site.training, site.egress = dataclasses.replace(TRAINING, optimizer="adam", keep_optimizer=True), Refuses()
+    steps = []
+    for number in (1, 2, 3):
+        answer = site.handle(Instruction("train", Round(number, 3), initial_model()))
+        steps.append((answer.error is None, number in site.memory._rounds))
+    assert steps == [(True, True), (False, False), (True, True)]
 
 
 def test_it_survives_a_restart(tmp_path):

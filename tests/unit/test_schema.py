@@ -162,7 +162,7 @@ def test_flares_messages_carry_every_field_of_an_instruction(name, largest, monk
 
     monkeypatch.setattr(pieces, "LARGEST", largest)
     tensors = {"control/weight": torch.ones(2, 3).t()}
-    sent = Instruction("train", Round(2, 3), MODEL, {"rho": 0.5}, {"attempt": 1}, tensors)
+    sent = Instruction("train", Round(2, 3), MODEL, {"rho": 0.5}, {"attempt": 1}, tensors, counted=1)
     arrived = fobs.loads(fobs.dumps(FLModelUtils.to_shareable(instruction_to_model(sent))))
     assert equal(getattr(instruction_from_shareable("train", arrived), name), getattr(sent, name))
 

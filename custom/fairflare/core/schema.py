@@ -149,6 +149,9 @@ class Instruction:
     tensors: Mapping[str, torch.Tensor] = _field(
         "tensors", "tensors from the rule, for all sites or for this one", default={}
     )
+    counted: int | None = _field(
+        "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
+    )
 
 
 @dataclass(frozen=True)

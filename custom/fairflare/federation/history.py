@@ -138,6 +138,20 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
     return run_history
 
 
+def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
+    """Site -> the last of the rounds up to ``until`` in which its answer was accepted.
+
+    Args:
+        entries: of a log that ``read_history`` has followed.
+        until: the round after which the run goes on; later ones are repeated.
+    """
+    rounds: dict[int, Entry] = {}
+    for entry in entries:
+        if entry["event"] == "round":  # one that is repeated takes the place of the first
+            rounds[entry["round"]] = entry
+    return {site: number for number in sorted(rounds) if number <= until for site in rounds[number]["accepted"]}
+
+
 def events(entries: Sequence[Entry]) -> list[Entry]:
     """What happened in the federation: all lines but those that record reports of it."""
     return [entry for entry in entries if entry.get("event") != REPORT]

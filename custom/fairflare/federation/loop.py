@@ -29,6 +29,7 @@ from fairflare.federation.history import (
     COMPLETED,
     FORMAT,
     RunHistory,
+    last_counted,
     left_behind,
     read_final,
     read_history,
@@ -165,6 +166,7 @@ class Federation:
             (self.folder / MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
         self._sha256 = model_hash(standing.model)
+        self._counted = last_counted(self._audit.entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
 
     def _run_history(self) -> RunHistory | None:
@@ -262,6 +264,7 @@ class Federation:
         after = dataclasses.replace(after, entry=line["hash"])
         save_checkpoint(self.folder / CHECKPOINT, after)
         self._sha256 = left["model_sha256"]
+        self._counted |= dict.fromkeys(line["accepted"], round.number)
         self._log_scores(self._backlog.ready())
         return after
 
@@ -334,13 +337,14 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        """What the rule and the trainer's server half send a site beside the model."""
+        """What a site is sent beside the model: by the rule, by the trainer's server half, and where it stands."""
         orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
         tensors = (
             self.rule.tensors_for(standing.state, site, info),
             self.trainer.tensors_for(standing.trainer, site, info),
         )
-        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors))}
+        counted = self._counted.get(site, 0)
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]

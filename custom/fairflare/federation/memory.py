@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fairflare.federation.asked import asked_file
 from fairflare.federation.files import read_tensors
 from fairflare.federation.lock import Busy, locked
 from fairflare.federation.state import clear_half_written, remove_files, save_model, write_atomically
+from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 """What the name of a personal model's file has before ".pt"; no site's name ends so."""
@@ -92,8 +94,15 @@ class SiteMemory:
 
     def discard(self, round: int) -> None:
         """Forget what ``round`` has kept, which went on without this site: it stands as before that round."""
-        if round in self._rounds:
-            self._rounds = {r: values for r, values in self._rounds.items() if r != round}
+        self._forget({round})
+
+    def go_back(self, counted: int, round: int) -> None:
+        """Forget what the rounds between ``counted``, the last that went on with this site, and ``round`` have kept."""
+        self._forget({r for r in self._rounds if counted < r < round})
+
+    def _forget(self, rounds: Set[int]) -> None:
+        if not rounds.isdisjoint(self._rounds):
+            self._rounds = {r: values for r, values in self._rounds.items() if r not in rounds}
             self._save()
 
     def keep(self, round: int, values: Mapping[str, Any]) -> None:
@@ -115,6 +124,17 @@ def _read(path: Path) -> dict[int, dict[str, Any]]:
     if not isinstance(content, dict) or not all(type(k) is int and isinstance(v, dict) for k, v in content.items()):
         raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
     return content
+
+
+def is_finite(value: Any) -> bool:
+    """Whether what would be kept holds no NaN and no infinity, however deep."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or all_finite(value.detach())
+    if isinstance(value, Mapping):
+        return all(is_finite(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(is_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:

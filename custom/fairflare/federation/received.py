@@ -11,7 +11,7 @@ from fairflare.federation.checks import is_number
 
 
 def check_received(instruction: Instruction, tensors: Mapping[str, Slot]) -> None:
-    """Raise ValueError unless orders are finite numbers and tensors those that the site's parts declare.
+    """Raise ValueError unless orders are finite numbers, tensors those that the site's parts declare, counts whole.
 
     Args:
         instruction: as it arrived; the model is held against the network's entries when it is loaded.
@@ -34,4 +34,13 @@ def _check_tensors(received: Any, tensors: Mapping[str, Slot]) -> None:
         raise ValueError(f"received tensor {wrong.name or 'names'}: {wrong.why}")
 
 
-CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {"orders": _check_orders, "tensors": _check_tensors}
+def _check_count(value: Any, tensors: Mapping[str, Slot]) -> None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError("counted: expected the number of a round, or 0")
+
+
+CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {
+    "orders": _check_orders,
+    "tensors": _check_tensors,
+    "count": _check_count,
+}

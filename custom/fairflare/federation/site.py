@@ -24,7 +24,7 @@ from fairflare.federation.aggregation.plain import PlainAtSite
 from fairflare.federation.asked import Asked, check_last
 from fairflare.federation.audit import model_hash
 from fairflare.federation.evaluation import Scoring, finite, predict, results
-from fairflare.federation.memory import SiteMemory
+from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.received import check_received
 from fairflare.privacy.egress import Egress, EgressRefused
@@ -32,6 +32,8 @@ from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 
 TRAINED = "trained model"
+IN_ROUNDS = ("train", "compare", "sum", "weigh")
+"""The exchanges of a round."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Site:
         check_received(instruction, self.receives)
         if self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
-        return self._work(instruction, self._seed_of(instruction), self.memory.before(instruction.round.number))
+        return self._work(instruction, self._seed_of(instruction), self._kept(instruction))
 
     def _seed_of(self, instruction: Instruction) -> int:
         return derive(self.seed, instruction.task, self.name, instruction.round.number)
@@ -129,6 +131,9 @@ class Site:
         return final
 
     def _refused(self, instruction: Instruction, refusal: EgressRefused) -> Answer:
+        """No answer but why; the round goes on without the site, which keeps nothing of it."""
+        if instruction.task in IN_ROUNDS:
+            self.memory.discard(instruction.round.number)
         return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
 
     def _answer(self, instruction: Instruction) -> Answer:
@@ -203,7 +208,7 @@ class Site:
         return batch, self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
     def _train(self, instruction: Instruction, seed: int) -> Answer:
-        work = self._work(instruction, seed, self.memory.before(instruction.round.number))
+        work = self._work(instruction, seed, self._kept(instruction))
         self.network.load_state_dict(work.received)
         clock = _Clock()
         work.received_metrics = metrics = self._score("val")
@@ -213,9 +218,8 @@ class Site:
         train_loss = self.trainer.train(work)
         clock.lap("train")
         scalars |= work.send_numbers | self._measure(work, "trained")
-        self._keep_personal(work, instruction.model)
-        self._keep(work)
         update = difference(self.network, instruction.model, self.trainer.personal_entries(instruction.model))
+        self._keep(work, instruction.model, update)
         clock.lap("report")
         answer = Answer(
             site=self.name,
@@ -328,27 +332,40 @@ class Site:
                 numbers |= probe.measure(work)
         return numbers
 
-    def _keep_personal(self, work: LocalWork, received: StateDict) -> None:
-        """Keep what is the site's own after training, in its memory for the rounds to come and in a file for people.
+    def _kept(self, instruction: Instruction) -> dict[str, Any]:
+        """What the site starts a round from: what it kept in the last one that counted, where the server says which."""
+        round = instruction.round.number
+        if instruction.counted is not None and self.aggregation.goes_back:
+            self.memory.go_back(instruction.counted, round)
+        return self.memory.before(round)
 
-        Raises:
-            RuntimeError: the trainer says that it keeps a personal model and has left none.
+    def _keep(self, work: LocalWork, received: StateDict, update: StateDict) -> None:
+        """Keep the round's memory and the personal model, unless anything of the round is not finite.
+
+        A later round then starts from what was kept before: one bad model does not stay with the site.
         """
+        own = self._personal_model(work, received)
+        self._remember(work)
+        if not is_finite([work.memory, update]):
+            return
+        if own is not None:
+            self.memory.save_personal(own)
+        if work.memory:
+            self.memory.keep(work.round.number, work.memory)
+
+    def _personal_model(self, work: LocalWork, received: StateDict) -> StateDict | None:
+        """What is the site's own after training; raises RuntimeError where the trainer has left none that it keeps."""
         if entries := self.trainer.personal_entries(received):
             work.personal = {key: value for key, value in self.network.state_dict().items() if key in entries}
         if self.trainer.keeps_personal_model and work.personal.keys() != received.keys():
             raise RuntimeError(f"trainer {type(self.trainer).__name__}: expected a whole model in work.personal")
-        own = self.trainer.personal_model(received, work.memory)
-        if own is not None:
-            self.memory.save_personal(own)
+        return self.trainer.personal_model(received, work.memory)
 
-    def _keep(self, work: LocalWork) -> None:
+    def _remember(self, work: LocalWork) -> None:
         for probe in self.probes:
             probe.remember(work)
         if any(probe.when == "anchored" for probe in self.probes):
             work.memory[TRAINED] = self.network.state_dict()
-        if work.memory:
-            self.memory.keep(work.round.number, work.memory)
 
     def _score(self, split: SplitName) -> dict[str, float]:
         return self.scoring.evaluate(*self._predict(split)[:2]) if self._examples.size(split) else {}

@@ -243,7 +243,7 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
     found: list[Any] = []
     for name, spec in instruction_fields().items():
         value = getattr(instruction, name)
-        if spec.kind in ("task", "round"):
+        if spec.kind in ("task", "round", "count"):
             found.append(value)
         elif spec.kind == "orders":
             found.append(tuple(sorted(value.items())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round, StateDict
@@ -103,7 +103,13 @@ class Aggregation(Protocol):
 
 
 class SitePart(Protocol):
-    """A site's part: what is done with its answers before they leave."""
+    """A site's part: what is done with its answers before they leave.
+
+    Attributes:
+        goes_back: whether the site forgets what it kept of rounds of which the server says that they did not count.
+    """
+
+    goes_back: ClassVar[bool]
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:

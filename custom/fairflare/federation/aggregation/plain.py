@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Reply, Round, StateDict
@@ -65,6 +65,8 @@ class Plain:
 
 class PlainAtSite:
     """A site's part: its answers leave as they are."""
+
+    goes_back: ClassVar[bool] = True
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:

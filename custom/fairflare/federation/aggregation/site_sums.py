@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fairflare.core.schema import MASKED, Answer, Instruction, first_with_secure_sums, rest_with_secure_sums
 from fairflare.core.types import Number, StateDict
@@ -35,6 +35,9 @@ class SiteSums:
         federation: its id, the same at all sites of a run.
         ring: how updates are written as whole numbers.
     """
+
+    goes_back: ClassVar[bool] = False
+    """A server could have one site alone forget its number: what the sums then lack would be that site's."""
 
     def __init__(
         self,
