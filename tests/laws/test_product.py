@@ -37,6 +37,8 @@ EXCHANGING = ("feddyn", "fedproc", "fedrdn", "fedproto", "scaffold")
 """Trainers that send more than the model, so that no site would be alone."""
 ONE_MODEL = ("feddyn",)
 """Trainers whose server half is about the one model that all sites share."""
+COMBINING = ("median", "multi-krum", "trimmed-mean")
+"""Rules that drop or bound single sites, which a server half that takes up every site's answer would go round."""
 AT_SITES = ("fedproto",)
 """Trainers whose models stay at the sites: no updates to weigh, and none to step along."""
 
@@ -53,6 +55,8 @@ def expected(trainer, rule, optimizer):
         )
     if rule == "solo" and trainer in EXCHANGING:
         return f"rule solo: expected a trainer that exchanges nothing, since every site is alone, got trainer {trainer}"
+    if rule in COMBINING and trainer in EXCHANGING:
+        return f"trainer {trainer}: its server half takes up what every site sends, so that rule {rule} would protect"
     if trainer in AT_SITES and rule != "fedavg":
         return f"trainer {trainer}: leaves the models at the sites, so that rule {rule} has no updates to weigh"
     if trainer in AT_SITES and optimizer != "none":
@@ -150,7 +154,7 @@ def test_all_server_optimizers_are_here():
 
 def test_every_name_in_the_table_is_one_of_a_part():
     """No reason is written for what does not exist."""
-    assert set(OWN_MODELS) | set(HEEDED) <= set(registry.parts("rule"))
+    assert {*OWN_MODELS, *HEEDED, *COMBINING} <= set(registry.parts("rule"))
     assert {*NORMALISED, *EXCHANGING, *AT_SITES, *ONE_MODEL} <= set(registry.trainers())
     found = {id for id, rule in registry.parts("rule").items() if rule().own_models}
     assert found == set(OWN_MODELS)

@@ -135,3 +135,13 @@ def test_each_site_is_held_against_the_lower_median_of_the_others(sizes):
         usual = [max(10 * others[(len(others) - 1) // 2], 90.0)] if others else []
         median = [max(10 * statistics.median(sizes), 0.9)] if len(sizes) > 2 else []
         assert (f"site-{k}" in refused) == (size > min([900.0, *usual, *median]))
+
+
+def test_the_largest_median_of_declared_tensors_is_remembered():
+    sizes = {"a": {"c": 1.0, "d": 2.0}, "b": {"c": 3.0, "d": 0.0}, "c": {"c": 5.0, "d": 4.0}, "d": {"c": 0.0}}
+    assert norms.medians(sizes) == {"c": 3.0}
+    history = norms.remembered({}, {}, {"c": 3.0})
+    assert norms.largest_medians(history) == {"c": 3.0} and norms.remembered({}, {}, {}) == {}
+    history = norms.remembered(norms.remembered(history, {}, {"c": 1.0, "d": 2.0}), {"a": {"parameters": 1.0}})
+    assert norms.largest_medians(history) == {"c": 3.0, "d": 2.0} and history["a"] == {"parameters": [1.0]}
+    assert norms.size_of({"x": torch.full((2, 2), 3.0), "y": torch.full((5,), -3.0)}) == pytest.approx(3.0)

@@ -167,6 +167,13 @@ def test_flares_messages_carry_every_field_of_an_instruction(name, largest, monk
     assert equal(getattr(instruction_from_shareable("train", arrived), name), getattr(sent, name))
 
 
+def test_sites_that_are_sent_the_same_share_a_broadcast_and_no_others():
+    from fairflare.flare.controller import _groups
+
+    sent = {f"site-{k}": Instruction("train", Round(1000, 1001), MODEL, counted=int(f"99{k // 2}")) for k in range(4)}
+    assert [sites for _, sites in _groups(sent)] == [["site-0", "site-1"], ["site-2", "site-3"]]
+
+
 @pytest.mark.parametrize("name, value", CASES, ids=str)
 def test_egress_refuses_a_wrong_value_of_every_field(name, value):
     task = task_of(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from fairflare.core.errors import UserError
 from fairflare.rules.base import Rule
+from fairflare.rules.bounded import Bounds, Combining
 from fairflare.trainers.base import Trainer
 
 AVERAGING = "fedavg"
@@ -46,6 +47,10 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
             f"{by}: corrects the shared model at the server, but {under} gives sites models of their own",
         ),
         (
+            isinstance(rule, Combining) and trainer.collects,
+            f"{by}: its server half takes up what every site sends, so that {under} would protect from nobody",
+        ),
+        (
             not trainer.shares_model and ids["rule"] != AVERAGING,
             f"{by}: leaves the models at the sites, so that {under} has no updates to weigh",
         ),
@@ -55,6 +60,20 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
         ),
     )
     return next((words for holds, words in reasons if holds), "")
+
+
+def refuse_bounds(bounds: Bounds, trainer: str, part: Trainer) -> None:
+    """Raise UserError where bounds on single sites would not hold for what a trainer's server half takes up.
+
+    Args:
+        bounds: of the run.
+        trainer: its trainer's id.
+        part: the object of that id.
+    """
+    if not part.collects or bounds == Bounds():
+        return
+    key = "clip_updates" if bounds.clip else "cap_weights"
+    raise UserError(f"{key}: does not bound what the server half of trainer {trainer} takes up; leave it out")
 
 
 def refuse_sums(method: str, trainer: Trainer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.build import tasks
 from fairflare.build.after import step_class
-from fairflare.build.composition import refuse_misfits, refuse_sums
+from fairflare.build.composition import refuse_bounds, refuse_misfits, refuse_sums
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
 from fairflare.clinic.base import Task
@@ -64,6 +64,7 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_sums(config, made.rule, len(task.sites()))
         _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
         refuse_sums(config.method, made.trainer)
+    refuse_bounds(config.bounds, config.parts["trainer"], made.trainer)
     refuse_misfits({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer)
     return dataclasses.replace(
         config, settings=settings, training=training, options=options, after_settings=after_settings

@@ -216,11 +216,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that may travel: its shape, whether it must be there, and the largest absolute value in it."""
+    """A tensor that may travel: its shape, whether it must be there, the largest absolute value, and ``compared``."""
 
     shape: tuple[int, ...]
     required: bool = False
     bound: float = 1e6
+    compared: bool = True
 
 
 def slots_of(specs: Iterable[TensorSpec], outline: Outline, wanted: Iterable[str] = ()) -> dict[str, Slot]:
@@ -244,7 +245,8 @@ def slots_of(specs: Iterable[TensorSpec], outline: Outline, wanted: Iterable[str
         for entry, shape in spec.shapes(outline).items():
             if not isinstance(entry, str) or not all(type(size) is int and size >= 0 for size in shape):
                 raise UserError(f"tensors {spec.name!r}: entry {entry!r}: expected a name and a shape, got {shape!r}")
-            found[f"{spec.name}/{entry}"] = Slot(tuple(shape), spec.required or spec.name in wanted, spec.bound)
+            required = spec.required or spec.name in wanted
+            found[f"{spec.name}/{entry}"] = Slot(tuple(shape), required, spec.bound, spec.compared)
     return found
 
 

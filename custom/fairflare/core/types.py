@@ -138,6 +138,8 @@ class TensorSpec:
         meaning: what they are, for people.
         required: whether all entries must be there; otherwise any of them may be missing.
         bound: the largest absolute value that is accepted.
+        compared: whether the gate holds its size against that of the other sites'; not for what honestly differs by
+            orders of magnitude, such as counts.
     """
 
     name: str
@@ -145,6 +147,7 @@ class TensorSpec:
     meaning: str
     required: bool = False
     bound: float = 1e6
+    compared: bool = True
 
 
 MOST_EXAMPLES = 10**8

@@ -39,12 +39,14 @@ class Verdict:
         rejections: sorted by site; a site with an accepted answer has none.
         flags: site -> remarks on an accepted answer, e.g. "zero_update".
         norms: site -> kind -> size of its accepted update, see ``norms.norms_of``.
+        tensors: name of a declared tensor -> median of its size over the accepted answers, see ``norms.medians``.
     """
 
     replies: list[Reply]
     rejections: list[Rejection]
     flags: dict[str, list[str]]
     norms: dict[str, norms.Norms] = field(default_factory=dict)
+    tensors: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Gate:
         scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
         anchored: what probes report in a round's second exchange, with ranges.
-        max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``.
+        max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``, or a declared
+            tensor, see ``norms.tensors_too_large``.
         metrics: name -> range of the task's metrics, losses among them; None: any name, see ``metric_range``.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         lenient: fields of the schema that may be missing although they are required: clients of a stock recipe know
@@ -96,7 +99,7 @@ class Gate:
             model: w^t, which fixes keys, shapes and types.
             round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
-            history: sizes of the sites' last accepted updates.
+            history: sizes of the sites' last accepted updates, and of declared tensors, see ``norms.remembered``.
             own: site -> the model that it was sent in place of w^t.
         """
         whole, model = model, self.shared(model)
@@ -114,10 +117,13 @@ class Gate:
         for site in repeated:
             flags.setdefault(site, []).append("duplicate")
         scales = norms.scales_of(model, self.trainable, form.sizes)
-        self._reject_outliers(accepted, sizes, refused, flags, scales, history)
+        beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
+        self._reject_outliers(accepted, sizes, beside, refused, flags, scales, history or {})
         replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
         flags = {site: flags[site] for site in sorted(flags)}
-        return Verdict(replies, left_out(refused, accepted), flags, {site: sizes[site] for site in sorted(accepted)})
+        norms_of = {site: sizes[site] for site in sorted(accepted)}
+        medians = norms.medians({site: beside[site] for site in accepted})
+        return Verdict(replies, left_out(refused, accepted), flags, norms_of, medians)
 
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
@@ -177,19 +183,27 @@ class Gate:
         self,
         accepted: dict[str, Reply],
         sizes: Mapping[str, norms.Norms],
+        beside: Mapping[str, Mapping[str, float]],
         refused: dict[str, Rejection],
         flags: dict[str, list[str]],
         scales: norms.Norms,
-        history: norms.History | None,
+        history: norms.History,
     ) -> None:
         known = {site: sizes[site] for site in accepted}
         for site, found in known.items():
             if not any(found.values()):
                 flags.setdefault(site, []).append("zero_update")
-        for site, detail in norms.too_large(known, scales, self.max_norm_ratio, history).items():
+        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
+        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
+        for site, detail in outliers.items():
             refused[site] = Rejection(site, "norm", detail)
             del accepted[site]
             flags.pop(site, None)
+
+    def _tensor_sizes(self, reply: Reply) -> dict[str, float]:
+        """Name -> size of the declared tensors that are compared."""
+        compared = {name.partition("/")[0] for name, slot in self.tensors.items() if slot.compared}
+        return {name: norms.size_of(entries) for name, entries in reply.tensors.items() if name in compared}
 
 
 def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:

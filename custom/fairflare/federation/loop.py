@@ -248,7 +248,7 @@ class Federation:
         outcome, server = self._step(standing, outcome)
         outcome = usable(outcome, standing.model, round)
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
-        history = remembered(standing.history, verdict.norms)
+        history = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
         after = Checkpoint(
             round.number, outcome.model, outcome.state, declared, history, server=server, models=models, trainer=trainer

@@ -23,6 +23,12 @@ History = Mapping[str, Mapping[str, list[float]]]
 SUM = ""
 """In place of a site: the sum of a round with secure sums."""
 
+TENSORS = "/tensors"
+"""In place of a site: name of a declared tensor -> its largest median of a round, alone in a list."""
+JOINING = 10.0
+"""A site that joins late, or was away, sends as much as all did at first, while the others hardly change any more."""
+MEANT = "root mean squares; bound by the medians of the sites"
+
 ROW = 1 << 12
 """Entries whose squares are summed in float32."""
 SMALLEST_ROW = 1e-12
@@ -150,6 +156,48 @@ def too_large(
     return found
 
 
+def size_of(entries: Mapping[str, Tensor]) -> float:
+    """Root mean square over all entries of a declared tensor, so that a site which lacks some is as large."""
+    parts = [(norm_of(value), value.numel()) for value in entries.values()]
+    return math.hypot(*(norm for norm, _ in parts)) / math.sqrt(max(sum(n for _, n in parts), 1))
+
+
+def tensors_too_large(
+    sizes: Mapping[str, Mapping[str, float]], ratio: float, before: Mapping[str, float]
+) -> dict[str, str]:
+    """Site -> which of its declared tensors is too large, in words that end a sentence; sites not named are in bounds.
+
+    Such a tensor has no scale of its own, so that it is held against the medians of three or more sites: it is refused
+    above ``ratio`` times that of the round, unless it is within ``JOINING`` times the largest of the rounds before.
+
+    Args:
+        sizes: site -> name -> ``size_of`` what it sent; what is zero altogether is compared with nothing.
+        ratio: above 1.
+        before: name -> largest median of the rounds before.
+    """
+    found: dict[str, str] = {}
+    for name, median in medians(sizes).items():
+        bound = max(ratio * median, JOINING * before.get(name, 0.0))
+        for site in sorted(sizes):
+            if not sizes[site].get(name, 0.0) <= bound:
+                found.setdefault(site, f"{name}: expected at most {bound:.3g}, got {sizes[site][name]:.3g}, {MEANT}")
+    return found
+
+
+def medians(sizes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Name -> median size over the sites whose tensor of that name is not zero, where these are three or more."""
+    by_name: dict[str, list[float]] = {}
+    for own in sizes.values():
+        for name, size in own.items():
+            by_name.setdefault(name, []).extend([size] if size else [])
+    return {name: statistics.median(found) for name, found in sorted(by_name.items()) if len(found) >= 3}
+
+
+def largest_medians(history: History) -> dict[str, float]:
+    """Name -> the largest of ``medians`` so far, as ``history`` has it."""
+    return {name: found[0] for name, found in history.get(TENSORS, {}).items()}
+
+
 def _bounds(
     kind: str, everyone: list[float], size: float, past: list[float], scale: float, ratio: float
 ) -> list[tuple[float, str]]:
@@ -167,11 +215,22 @@ def _bounds(
     return bounds
 
 
-def remembered(history: History, norms: Mapping[str, Norms]) -> dict[str, dict[str, list[float]]]:
-    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out."""
+def remembered(
+    history: History, norms: Mapping[str, Norms], tensors: Mapping[str, float] | None = None
+) -> dict[str, dict[str, list[float]]]:
+    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out.
+
+    Args:
+        history: before the round.
+        norms: of the accepted updates.
+        tensors: ``medians`` of the accepted answers' declared tensors.
+    """
     kept: dict[str, dict[str, list[float]]] = {site: dict(kinds) for site, kinds in history.items()}
     for site, sizes in norms.items():
         if any(sizes.values()):
             before: Mapping[str, Any] = kept.get(site, {})
             kept[site] = {kind: [*before.get(kind, ()), size][-REMEMBERED:] for kind, size in sizes.items()}
+    if tensors:
+        largest = largest_medians(history)
+        kept[TENSORS] = {name: [max(tensors.get(name, 0.0), largest.get(name, 0.0))] for name in {**largest, **tensors}}
     return kept

@@ -23,6 +23,7 @@ COUNTS = TensorSpec(
     lambda o: {str(c): () for c in range(o.classes)},
     "training examples of these classes",
     bound=float(MOST_EXAMPLES),
+    compared=False,
 )
 
 

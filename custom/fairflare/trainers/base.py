@@ -102,6 +102,11 @@ class Trainer(ABC):
         return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF)
 
     @property
+    def collects(self) -> bool:
+        """Whether the server's half takes up single sites' answers, beside the rule that weighs them."""
+        return type(self).collect is not Trainer.collect
+
+    @property
     def corrects(self) -> bool:
         """Whether the server changes the combined model for this trainer."""
         return type(self).correct is not Trainer.correct

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -22,6 +24,9 @@ from fairflare.trainers.sgd import PlainTrainer
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"
 )
+
+LONGEST = 10.0
+"""A prototype counts with at most so many times the median over the sites, from three on, of their mean length."""
 
 
 @trainer("fedproto")
@@ -63,8 +68,8 @@ class FedProto(PlainTrainer):
         return lacks_features(network)
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
-        """The next prototypes; those of classes that no reply tells of stay."""
-        sent = [reply.tensors.get(MEANS.name, {}) for reply in replies]
+        """The next prototypes, of bounded ones; those of classes that no reply tells of stay."""
+        sent = _bounded([reply.tensors.get(MEANS.name, {}) for reply in replies])
         labels = sorted({label for one in sent for label in one})
         fresh = {label: torch.stack([one[label] for one in sent if label in one]).mean(0) for label in labels}
         return {MEANS.name: {**state.get(MEANS.name, {}), **fresh}}
@@ -99,6 +104,19 @@ class FedProto(PlainTrainer):
         if self.keeps_personal_model:
             work.personal = {key: value.clone() for key, value in work.network.state_dict().items()}
             work.network.load_state_dict(work.received)
+
+
+def _bounded(sent: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Every site's prototypes, those above ``LONGEST`` times the median over the sites scaled down to it."""
+    lengths = [{label: float(torch.linalg.vector_norm(mean)) for label, mean in one.items()} for one in sent]
+    typical = [math.fsum(own.values()) / len(own) for own in lengths if own]
+    if len(typical) < 3:
+        return [dict(one) for one in sent]
+    most = LONGEST * statistics.median(typical)
+    return [
+        {label: mean * (most / own[label]) if own[label] > most else mean for label, mean in one.items()}
+        for one, own in zip(sent, lengths, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -51,7 +51,7 @@ class Scaffold(Trainer):
         return ""
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
-        """The next c; what a site has not sent counts as no change."""
+        """The next c, within what a site takes; what a site has not sent counts as no change."""
         n = sum(reply.n_examples for reply in replies)
         here = len(replies) / max(info.known_sites, len(replies))
         c = dict(state.get(CONTROL.name, {}))
@@ -59,7 +59,7 @@ class Scaffold(Trainer):
             share = 1 / len(replies) if self.weighting == "uniform" else reply.n_examples / n
             for key, change in reply.tensors.get(CHANGE.name, {}).items():
                 c[key] = change * (here * share) + c.get(key, 0)
-        return {CONTROL.name: c}
+        return {CONTROL.name: {key: value.clamp(-CONTROL.bound, CONTROL.bound) for key, value in c.items()}}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
         """c, the same for every site; nothing before the first round."""
