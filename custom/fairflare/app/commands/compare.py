@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare compare`: methods on the same data."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.app.arguments import comparison_name, on_grid, parse_pairs, parse_pareto, parse_seeds
+from fairflare.app.options import (
+    PATH,
+    accept_option,
+    as_json,
+    cache_option,
+    env_option,
+    force_option,
+    out_option,
+    parts_option,
+    rounds_option,
+    set_option,
+    sites_option,
+    task_option,
+    threads_option,
+    weights_option,
+    with_accepted,
+    workers_option,
+)
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
+@task_option
+@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
+@rounds_option
+@sites_option
+@parts_option
+@set_option
+@accept_option
+@click.option(
+    "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@weights_option
+@env_option
+@threads_option
+@workers_option
+@cache_option
+@out_option
+@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
+@click.option(
+    "--pareto",
+    default="mean,worst",
+    show_default=True,
+    metavar="X,Y",
+    help="Two quantities; dominated methods are marked.",
+)
+@click.option(
+    "--resample",
+    type=click.IntRange(0, 10_000),
+    default=0,
+    metavar="N",
+    help="Also intervals over seeds and, N times for each, over resampled test patients; 200 will do.",
+)
+@click.option(
+    "--test-on",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
+)
+@force_option
+@as_json
+@click.pass_obj
+def compare(
+    command: str | None,
+    methods: tuple[str, ...],
+    task: str,
+    seeds: str,
+    rounds: int | None,
+    sites: int | None,
+    pairs: tuple[str, ...],
+    accept: tuple[str, ...],
+    grid: tuple[str, ...],
+    fixed_data: bool,
+    pretrained_weights: str | None,
+    env: str,
+    sim_threads: int | None,
+    workers: int | None,
+    out: Path | None,
+    tables: Path | None,
+    pareto: str,
+    resample: int,
+    test_on: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run methods on the same data, the same initial models and matched seeds, and compare them.
+
+    Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
+    carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps them: --grid radius=0,0.1,1 --grid beta=0,0.5,1
+    runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
+    number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
+    """
+    from fairflare.app import console
+    from fairflare.app.comparison import arms
+    from fairflare.app.runs import check_tables, compare_all, write_tables
+    from fairflare.app.second_look import check_elsewhere, look_again, parse_options
+
+    shared: dict[str, Any] = {
+        "rounds": rounds,
+        "sites": sites,
+        "values": parse_pairs(with_accepted(pairs, accept), pretrained_weights),
+        "fixed_data": fixed_data,
+    }
+    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
+    folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
+    front, options = parse_pareto(pareto), parse_options(test_on)
+    for one in options:
+        check_elsewhere(configs[0][1], one)
+    if tables:
+        check_tables(tables)
+    comparison = compare_all(
+        configs,
+        folder,
+        env=env,
+        force=force,
+        sim_threads=sim_threads,
+        workers=workers,
+        pareto=front,
+        again=partial(look_again, resamples=resample, options=options),
+    )
+    if tables:
+        write_tables(comparison, tables, command or "fairflare compare")
+    console.dump(comparison) if as_json else console.comparison(comparison, folder)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare contribution`: what each site contributes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fairflare.app.arguments import contribution_name, on_grid, parse_pairs, parse_seeds
+from fairflare.app.options import (
+    accept_option,
+    as_json,
+    cache_option,
+    force_option,
+    out_option,
+    parts_option,
+    rounds_option,
+    set_option,
+    sites_option,
+    task_option,
+    weights_option,
+    with_accepted,
+    workers_option,
+)
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@task_option
+@click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
+@rounds_option
+@sites_option
+@parts_option
+@set_option
+@accept_option
+@click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
+@click.option(
+    "--permutations",
+    type=click.IntRange(2, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Orders in which more than 6 sites join.",
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@weights_option
+@workers_option
+@cache_option
+@out_option
+@force_option
+@as_json
+def contribution(
+    methods: tuple[str, ...],
+    task: str,
+    seeds: str,
+    rounds: int | None,
+    sites: int | None,
+    pairs: tuple[str, ...],
+    accept: tuple[str, ...],
+    shapley: bool,
+    permutations: int,
+    fixed_data: bool,
+    pretrained_weights: str | None,
+    workers: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure each site's contribution: METHOD once with all sites and once without each of them.
+
+    With several seeds each site's drop has an interval and a p value. Every further METHOD is run with all
+    sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
+    in --out are reused, so that an interrupted measurement goes on where it stopped.
+    """
+    from fairflare.app import console
+    from fairflare.app.contribution import Question, measure_contribution
+
+    values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+    choices = {"rounds": rounds, "sites": sites, "values": values}
+    chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
+    folder = out or Path("runs") / contribution_name(methods[0], task, chosen)
+    result = measure_contribution(found, folder, force=force, workers=workers)
+    console.dump(result) if as_json else console.contribution(result, folder)

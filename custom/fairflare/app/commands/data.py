@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare preflight` and `fairflare prepare`: a site's data before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fairflare.app.arguments import KINDS, own_names, parse_pairs
+from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option
+from fairflare.core.errors import RunFailed, UserError
+
+
+@click.command()
+@click.argument("site_config", type=PATH)
+@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where they have a datalist.")
+@click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
+@click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
+@click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
+@accept_option
+@set_option
+@as_json
+def preflight(
+    site_config: Path,
+    kind: str | None,
+    task: str | None,
+    classes: str | None,
+    site: str | None,
+    method: str | None,
+    accept: tuple[str, ...],
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Look for what is wrong with a site's data; exit code 1 when a run would be refused.
+
+    Run it at the hospital: its lines may name files. With --json it prints what may leave the site: no counts but
+    the bands they lie in.
+    """
+    from fairflare.app import console
+    from fairflare.app.preflight import check_site, leaving
+    from fairflare.core.findings import accepted_codes
+
+    chosen = kind or task
+    if chosen is None or (kind and task):
+        raise UserError("preflight: expected either --kind or --task")
+    values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
+    findings = check_site(site_config, chosen, classes, values, site, method, accepted)
+    console.dump(leaving(site_config, findings)) if as_json else console.findings(findings)
+    if any(f.level == "error" for f in findings):
+        raise RunFailed("preflight: the data have errors, no run can start")
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("source", type=AnyPath(path_type=Path, exists=True, file_okay=False))
+@click.argument("dest", type=PATH)
+@set_option
+@as_json
+def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
+
+    DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
+    images that it lacks are made, once and seeded. Nothing is downloaded.
+    """
+    from fairflare.app import console
+    from fairflare.app.preparation import prepare_dataset
+
+    with console.Counter(f"preparing {dataset}") as counter:
+        found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
+    console.dump(found) if as_json else console.prepared(found, dest)

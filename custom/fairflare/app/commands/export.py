@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare export`: a deployable job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fairflare.app.options import PATH, config_options, force_option
+from fairflare.core.errors import UserError
+from fairflare.core.validation import JOB_NAME, shown
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+
+
+@click.command()
+@config_options
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
+@force_option
+def export(
+    config: RunConfig,
+    out: Path,
+    name: str | None,
+    simulation: bool,
+    preinstalled: bool,
+    force: bool,
+) -> None:
+    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
+    from fairflare.app import console
+    from fairflare.app.runs import export_job
+
+    if name is not None and not JOB_NAME.fullmatch(name):
+        raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
+    export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare run` and `fairflare resume`: one federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.app.options import (
+    PATH,
+    as_json,
+    cache_option,
+    config_options,
+    force_option,
+    out_option,
+    run_options,
+    threads_option,
+    workers_option,
+)
+from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+
+
+@click.command()
+@config_options
+@click.option("--solo", is_flag=True, help="Beside it every site alone: --out holds both runs and their comparison.")
+@click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
+@run_options
+@threads_option
+@workers_option
+@cache_option
+@out_option
+@force_option
+@as_json
+def run(
+    config: RunConfig,
+    solo: bool,
+    pooled: bool,
+    env: str,
+    deployment: dict[str, Any] | None,
+    sim_threads: int | None,
+    workers: int | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run one federation of METHOD and write its report.
+
+    With --solo or --pooled DIR holds a folder for this run and one for each reference, with their comparison, site by
+    site; the same command goes on with what is missing.
+    """
+    from fairflare.app import console
+    from fairflare.app.deployment import execute_deployed
+    from fairflare.app.runs import default_folder, execute
+
+    folder = out or default_folder(config)
+    if names := [name for name, wanted in (("solo", solo), ("pooled", pooled)) if wanted]:
+        if deployment:
+            raise UserError(f"--{names[0]}: expected --env local or --env sim, got --env {env}")
+        from fairflare.app.references import with_references
+        from fairflare.app.runs import compare_all
+
+        folder = out or folder.with_name(f"{folder.name}-with-{'-'.join(names)}")
+        arms = with_references(config, names)
+        comparison = compare_all(arms, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        console.dump(comparison) if as_json else console.comparison(comparison, folder)
+        return
+    if deployment:
+        summary = execute_deployed(config, folder, force=force, **deployment)
+    else:
+        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@threads_option
+@cache_option
+@workers_option
+@as_json
+def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: bool) -> None:
+    """Continue the interrupted or failed run in FOLDER after its last finished round."""
+    from fairflare.app import console
+    from fairflare.app.runs import resume as resume_run
+
+    summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
