@@ -1,4 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """FairFLARE: fair federated learning for hospitals, as NVIDIA FLARE jobs."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairflare.app.federation import Federation as Federation
+
 __version__ = "0.1.0"
+__all__ = ["Federation", "__version__"]
+_HOMES = {"Federation": "fairflare.app.federation"}
+"""Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
+
+
+def __getattr__(name: str) -> Any:
+    """What ``from fairflare import NAME`` gives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fairflare' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The names that can be imported."""
+    return sorted([*globals(), *_HOMES])

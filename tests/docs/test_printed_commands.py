@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",
     r"python job.py": "tests/flare/test_stock_recipe.py",
     r"(NVFLARE_POC_WORKSPACE=\S+ )?fairflare run .*--env (poc|prod)": "tests/flare/test_deploy_poc.py",
+    r"fairflare (run|export) run.yaml": "tests/unit/test_python.py::test_the_pages_examples_are_one_run",
     r"python benchmarks/": "tests/unit/test_benchmarks.py",
     r"fairflare new ": "tests/unit/test_new.py",
     r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",

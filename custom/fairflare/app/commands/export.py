@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fairflare.app.options import PATH, config_options, force_option
+from fairflare.app.run_file import OF_A_RUN, RunCommand
 from fairflare.core.errors import UserError
 from fairflare.core.validation import JOB_NAME, shown
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fairflare.build.config import RunConfig
 
 
-@click.command()
+@click.command(cls=RunCommand, skips=OF_A_RUN)
 @config_options
 @click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
@@ -31,7 +32,10 @@ def export(
     preinstalled: bool,
     force: bool,
 ) -> None:
-    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package."""
+    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package.
+
+    METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
+    """
     from fairflare.app import console
     from fairflare.app.runs import export_job
 

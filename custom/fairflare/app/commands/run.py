@@ -19,13 +19,14 @@ from fairflare.app.options import (
     threads_option,
     workers_option,
 )
+from fairflare.app.run_file import RunCommand
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
     from fairflare.build.config import RunConfig
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @config_options
 @click.option("--solo", is_flag=True, help="Beside it every site alone: --out holds both runs and their comparison.")
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
@@ -49,6 +50,8 @@ def run(
     as_json: bool,
 ) -> None:
     """Run one federation of METHOD and write its report.
+
+    METHOD may be a YAML file whose keys are these options: docs/python.md. What is given beside it wins.
 
     With --solo or --pooled DIR holds a folder for this run and one for each reference, with their comparison, site by
     site; the same command goes on with what is missing.

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``from fairflare import Federation``: the command line's runs in Python, with the same checks and the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+import torch
+
+from fairflare.app import console
+from fairflare.app.options import (
+    CACHE,
+    cache_option,
+    config_options,
+    out_option,
+    run_options,
+    threads_option,
+    workers_option,
+)
+from fairflare.app.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
+from fairflare.app.silence import Silent
+from fairflare.build.config import RunConfig
+from fairflare.core import user_code
+from fairflare.core.errors import UserError
+from fairflare.core.validation import expected
+from fairflare.federation.files import CONFIG, MODEL, read_json, read_tensors
+
+if TYPE_CHECKING:
+    import pandas
+
+Settings = Mapping[str, Any]
+Paths = str | os.PathLike[str]
+
+
+class Federation:
+    """One federation of a method on a task: what ``fairflare run`` does, from Python.
+
+    Example:
+        >>> from fairflare import Federation                                      # doctest: +SKIP
+        >>> federation = Federation("fedism-plus", "support2", rounds=5).fit()    # doctest: +SKIP
+        >>> federation.sites                                                      # doctest: +SKIP
+
+    Attributes:
+        config: every choice of the run, as ``config.json`` has it.
+        folder: where the run lies; None before ``fit``.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        task: str | None = None,
+        *,
+        settings: Settings | None = None,
+        rounds: int | None = None,
+        sites: int | None = None,
+        seed: int = 0,
+        datalists: Paths | None = None,
+        kind: str | None = None,
+        classes: str | int | Sequence[str] | None = None,
+        code: Sequence[Paths] = (),
+        accept: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            method: id, e.g. "fedism-plus"; see ``fairflare list``.
+            task: name or name:preset; see ``fairflare tasks``. None: your own data in ``datalists``.
+            settings: by any name that ``--set`` takes, flat or by owner: {"rule.q": 2} is {"rule": {"q": 2}}.
+            rounds: communication rounds; the preset's by default.
+            sites: number of sites; the preset's by default.
+            seed: of the initial model and all local work.
+            datalists: folder with a list per site.
+            kind: what ``datalists`` are of.
+            classes: their classes or structures, a number or names.
+            code: your own files that the run needs.
+            accept: preflight's errors that count as warnings.
+            options: any other option of ``fairflare run`` by its name: trainer, rule, env, out, workers.
+
+        Raises:
+            UserError: one line that names the key, what was expected and what came.
+        """
+        given: dict[str, Any] = {"method": method, "task": task, "set": settings, "rounds": rounds, "sites": sites}
+        given |= {
+            "seed": seed,
+            "datalists": datalists,
+            "kind": kind,
+            "classes": classes,
+            "code": list(code),
+            "accept": list(accept),
+        }
+        self._take(
+            as_arguments(_command([]), _plain({**given, "accept": list(accept), **options}), "Federation", Path())
+        )
+
+    def _take(self, arguments: list[str]) -> None:
+        kept: list[dict[str, Any]] = []
+        with _as_before({}):
+            try:
+                _command(kept).main(arguments, prog_name="fairflare run", standalone_mode=False)
+            except click.ClickException as error:
+                raise UserError(error.format_message()) from None
+            self._named = {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: kept[0]["cache"]}
+        self._options = kept[0]
+        self.config: RunConfig = self._options["config"]
+        self.folder: Path | None = None
+
+    @classmethod
+    def from_yaml(cls, path: Paths, **changes: Any) -> Federation:
+        """The run that a YAML file describes, as ``fairflare run FILE`` reads it.
+
+        Args:
+            path: the file; relative paths in it start at its folder.
+            changes: keys of the file that have another value here, see ``__init__``; ``settings`` win one by one.
+        """
+        file = os.fspath(path)
+        expected("from_yaml", file.endswith(SUFFIXES), f"a file named {' or '.join(f'*{s}' for s in SUFFIXES)}", file)
+        given = {"set" if key == "settings" else key: value for key, value in changes.items() if key != METHOD}
+        made = cls.__new__(cls)
+        made._take([file, *as_arguments(_command([]), _plain(given), "Federation", Path())])
+        return made
+
+    @classmethod
+    def open(cls, folder: Paths) -> Federation:
+        """The finished run in ``folder``; raises UserError where none is, or where its files do not fit together."""
+        from fairflare.report.write import REPORT, verify_run
+
+        place = Path(folder)
+        verify_run(place)
+        if not (place / REPORT).is_file():
+            raise UserError(f"{place}: has no {REPORT}; `fairflare report {place}` writes it")
+        made = cls.__new__(cls)
+        made._options, made._named = {}, {}
+        made.config, made.folder = RunConfig.from_json(read_json(place / CONFIG)), place
+        return made
+
+    def fit(
+        self,
+        out: Paths | None = None,
+        *,
+        env: str | None = None,
+        workers: int | None = None,
+        force: bool = False,
+        progress: bool = True,
+    ) -> Federation:
+        """Run the federation into a folder, and return it.
+
+        A finished run of the very same configuration in the folder is taken as it is, one cut short goes on.
+
+        Args:
+            out: the folder; by default that of the command line, below ``runs``.
+            env: "local", or "sim" for FLARE's simulator.
+            workers: processes that compute side by side; 1 by default, since a fork of a process that has used torch
+                or runs a notebook may not be safe. The bits are the same.
+            force: replaces another run in the folder.
+            progress: shows how far it is on stderr.
+
+        Raises:
+            UserError: the folder holds another run, or the data are not there.
+            RunFailed: the federation stopped; the folder keeps its last good model.
+        """
+        from fairflare.app.runs import default_folder, run_once
+
+        if not self._options:
+            raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
+        deployment, chosen = self._options["deployment"], env or self._options["env"]
+        folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
+        with _as_before(self._named), contextlib.nullcontext() if progress else console.shown_by(Silent()):
+            if deployment and env is None:
+                from fairflare.app.deployment import execute_deployed
+
+                execute_deployed(self.config, folder, force=force, **deployment)
+            else:
+                threads = self._options["sim_threads"]
+                count = workers if workers is not None else self._options["workers"] or 1
+                run_once(self.config, folder, env=chosen, force=force, sim_threads=threads, workers=count)
+        self.folder = folder
+        self.__dict__.pop("report", None)
+        return self
+
+    @property
+    def _finished(self) -> Path:
+        if self.folder is None:
+            raise UserError("Federation: expected a run that has ended; call fit() first, or open a folder")
+        return self.folder
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The content of ``report.json``: see docs/comparing.md for what the numbers mean."""
+        from fairflare.report.write import REPORT
+
+        return read_json(self._finished / REPORT)
+
+    @property
+    def sites(self) -> pandas.DataFrame:
+        """A row per site: kind, numbers of examples, the final model's metrics on its own test and validation split.
+
+        Columns: ``kind``, ``n_train``, ``n_val``, ``n_test``, each metric, the same with ``val_`` before it, those of
+        personal models with ``personal_``, and ``weight``, the mean over the rounds in which it was part of the model.
+        """
+        import pandas
+
+        rows = {name: _row(site) for name, site in self.report["sites"].items()}
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
+
+    @property
+    def weights(self) -> pandas.DataFrame:
+        """Each site's aggregation weight in each round; NaN where it was not part of it."""
+        import pandas
+
+        found = {name: site["weight"] for name, site in self.report["sites"].items()}
+        made = pandas.DataFrame(found, dtype=float)
+        made.index = pandas.RangeIndex(1, len(made) + 1, name="round")
+        return made
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The final model's entries, on the CPU."""
+        found: dict[str, torch.Tensor] = read_tensors(self._finished / MODEL)
+        return found
+
+    @property
+    def model_sha256(self) -> str:
+        """The final model's hash, as the audit log has it: equal hashes are equal bits."""
+        from fairflare.federation.audit import model_hash
+
+        return model_hash(self.state_dict())
+
+    def __repr__(self) -> str:
+        from fairflare.app.runs import title
+
+        return f"<Federation: {title(self.config)}; {self.folder or 'not run'}>"
+
+
+def _command(kept: list[dict[str, Any]]) -> click.Command:
+    """``fairflare run`` but that it keeps what it was told."""
+
+    @click.command("run", cls=RunCommand)
+    @config_options
+    @run_options
+    @threads_option
+    @workers_option
+    @cache_option
+    @out_option
+    def keep(**found: Any) -> None:
+        kept.append({**found, "cache": os.environ.get(CACHE)})
+
+    return keep
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given at all, with paths as text."""
+    found = {key: value for key, value in given.items() if value is not None and value != [] and value != ()}
+    return {key: _path_text(value) for key, value in found.items()}
+
+
+def _path_text(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_path_text(one) for one in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+@contextlib.contextmanager
+def _as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+    """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    before, threads = {key: os.environ.get(key) for key in (user_code.VARIABLE, CACHE)}, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    _set(named)
+    try:
+        yield
+    finally:
+        _set(before)
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for key, value in variables.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})
+
+
+def _row(site: Mapping[str, Any]) -> dict[str, Any]:
+    """A site of ``report.json`` as a row of a table."""
+    row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
+    kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
+    for prefix, name in kinds.items():
+        row |= {f"{prefix}{metric}": value for metric, value in (site[name] or {}).items()}
+    counted = [weight for weight in site["weight"] if weight is not None]
+    return {**row, "weight": sum(counted) / len(counted) if counted else None}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in one YAML file, whose keys are the options of ``fairflare run``: the file becomes a command line.
+
+So whatever that command can be told, the file can say, with the same checks, and both make the same model. Relative
+paths start at the file. What the user gives beside the file wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.core.errors import UserError
+from fairflare.core.validation import check_plain, expected, shown
+
+LARGEST = 65_536
+"""Bytes of a file."""
+SUFFIXES = (".yaml", ".yml")
+METHOD, SETTINGS = "method", "set"
+"""Keys of the method and of the settings; all others are names of options."""
+NOT_HERE = frozenset({"help", "json", "force"})
+"""Options that are of one call: what is shown, and that an earlier run may be replaced."""
+OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "task", "after", "run"})
+"""Owners of settings, whose values may stand below them, as in ``config.json``."""
+
+
+OF_A_RUN = frozenset({"env", "kit", "wait", "solo", "pooled", "sim_threads", "workers", "no_cache", "out"})
+"""Keys that say where and how a run takes place; an export of the same file leaves them aside."""
+
+
+class RunCommand(click.Command):
+    """A command whose METHOD may be a YAML file that says everything.
+
+    Attributes:
+        skips: keys of ``fairflare run`` that mean nothing to this command.
+    """
+
+    def __init__(self, *arguments: Any, skips: frozenset[str] = frozenset(), **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.skips = skips
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, with those of the file before them where METHOD names one."""
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        named = given.get(METHOD)
+        if isinstance(named, str) and named.endswith(SUFFIXES):
+            args = with_file(self, Path(named), args, given.get("pairs") or ())
+        return super().parse_args(ctx, args)
+
+
+def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: Sequence[str]) -> list[str]:
+    """``arguments`` of ``command``, one of which is ``path``, with what the file says in its place.
+
+    Args:
+        command: whose options the file may have as keys.
+        path: the file.
+        arguments: the user's.
+        pairs: the ``--set`` pairs among them, which win over the file's.
+
+    Raises:
+        UserError: one line that names file, key, what was expected and what came.
+    """
+    where = f"run file {path.name}"
+    content = {key: value for key, value in read_run_file(path).items() if key not in command.skips}
+    expected(where, METHOD in content, f"the key {METHOD!r}", list(content))
+    own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
+    place = list(arguments).index(str(path)) if str(path) in arguments else 0
+    return [*own[1:], *arguments[:place], own[0], *arguments[place + 1 :]]
+
+
+def as_arguments(
+    command: click.Command, content: Mapping[str, Any], where: str, home: Path, pairs: Sequence[str] = ()
+) -> list[str]:
+    """The command line that a file, or a call with keywords, stands for: the method first, where there is one.
+
+    Args:
+        command: whose options may be keys.
+        content: key -> value.
+        where: begins messages.
+        home: where relative paths start.
+        pairs: ``KEY=VALUE`` given elsewhere, whose keys are left out.
+
+    Raises:
+        UserError: one line that names key, what was expected and what came.
+    """
+    keys, given = known_keys(command), dict(content)
+    for key in given:
+        if key not in keys:
+            raise UserError(f"{where}: unknown key {shown(key)}; {nearest(key, keys)}")
+    found = [_method(given.pop(METHOD), where)] if METHOD in given else []
+    won = {pair.partition("=")[0].strip() for pair in pairs}
+    settings = flat_settings(given.pop(SETTINGS, None) or {}, where)
+    found += [f"--set={key}={value}" for key, value in settings if key not in won]
+    for key, value in given.items():
+        found += _option(keys[key], value, f"{where}: {key}", home)
+    return found
+
+
+def _method(value: Any, where: str) -> str:
+    fits = isinstance(value, str) and bool(value) and not value.startswith("-") and not value.endswith(SUFFIXES)
+    expected(f"{where}: {METHOD}", fits, "a method's id", value)
+    return str(value)
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file, read as plain data.
+
+    Raises:
+        UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
+            mappings.
+    """
+    import yaml
+
+    from fairflare.federation.files import read_bytes
+
+    where = f"run file {path.name}"
+    try:
+        content = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"{where}: {line}{error.problem or 'is no YAML'}") from None
+    except (ValueError, yaml.YAMLError, RecursionError, TypeError) as error:
+        raise UserError(f"{where}: expected a YAML file ({type(error).__name__})") from None
+    expected(where, isinstance(content, dict), "keys and values", content)
+    check_plain(where, content)
+    found: dict[str, Any] = content
+    return found
+
+
+def _loader() -> Any:
+    """YAML's safe loader, which makes plain data only, but refuses a key that is there twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for name in names:
+                if names.count(name) > 1:
+                    raise yaml.MarkedYAMLError(problem=f"{shown(name)} is given twice", problem_mark=node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def known_keys(command: click.Command) -> dict[str, click.Option]:
+    """Key of a file -> the option that it stands for; the method's and the settings' are among the keys."""
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    named = {one.opts[0].removeprefix("--").replace("-", "_"): one for one in options}
+    return {METHOD: named[SETTINGS], **{key: one for key, one in named.items() if key not in NOT_HERE}}
+
+
+def nearest(key: Any, known: Mapping[str, Any]) -> str:
+    """ "did you mean ...?" where a known key is spelt like ``key``, else all known keys."""
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
+
+    Raises:
+        UserError: no mapping.
+    """
+    expected(f"{where}: {SETTINGS}", isinstance(settings, Mapping), "names and values", settings)
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in OWNERS:
+            for name, own in value.items():
+                inner = own if key == "probe" and isinstance(own, Mapping) else {"": own}
+                yield from ((".".join(filter(None, (key, name, last))), as_text(one)) for last, one in inner.items())
+        else:
+            yield key, as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """A value as the command line has it: true, none, 0.1, "a,b" of a list of plain values, JSON of anything else."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
+        return ",".join(map(as_text, value))
+    return json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
+
+
+def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
+    """The arguments that stand for one key of a file."""
+    name = option.opts[0]
+    if value is None:
+        return []
+    if option.is_flag:
+        expected(where, isinstance(value, bool), "true or false", value)
+        return [name] if value else []
+    values = value if option.multiple and isinstance(value, list) else [value]
+    for one in values:
+        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
+    is_path = isinstance(option.type, click.Path)
+    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]
