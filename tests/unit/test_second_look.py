@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.app.second_look import _add, _redrawn, parse_options
+from fairflare.app.comparison import arms
+from fairflare.app.second_look import _add, _redrawn, _same_patients, parse_options
 from fairflare.build import tasks
 from fairflare.core.errors import UserError
 
@@ -66,6 +67,14 @@ def test_a_resample_is_the_same_for_every_method():
     one, other = (_redrawn(3, "site-1", number, outputs, targets)[1] for number in (0, 0))
     assert one.equal(other) and not one.equal(_redrawn(3, "site-1", 1, outputs, targets)[1])
     assert len(one) == 50 and len(set(one.tolist())) < 50
+
+
+def test_seeds_with_the_same_patients_resample_them_together():
+    """Those of natural splits, and of data that are kept; not those that every seed draws."""
+    for name, same in (("heart:full", True), ("support2:dirichlet", False)):
+        assert _same_patients([config for _, config in arms(["fedavg"], name, [0, 1])]) is same
+    fixed = arms(["fedavg"], "support2:dirichlet", [0, 1], fixed_data=True)
+    assert _same_patients([config for _, config in fixed])
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
     """The comparison with ``bootstrap`` in the paired differences of ``RESAMPLED``: seeds and, within a site, patients.
 
     A verdict then needs both intervals on the same side of zero. All methods see the same resamples of a seed's
-    patients, so that these cancel in the difference.
+    patients, so that these cancel in the difference. Where every seed has the same test patients, as with natural
+    splits or fixed data, all seeds see the same resamples too.
 
     Args:
         comparison: see ``report.compare``.
@@ -89,8 +90,11 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
     """
     first = comparison["reference"]
     higher = comparison["higher_is_better"]
+    crossed = _same_patients([config for found in arms.values() for config, _ in found.values()])
     values = {
-        label: {seed: _quantities(*run, resamples, higher) for seed, run in found.items()}
+        label: {
+            seed: _quantities(*run, resamples, higher, drawn_by=0 if crossed else seed) for seed, run in found.items()
+        }
         for label, found in arms.items()
     }
     for method in comparison["methods"][1:]:
@@ -98,7 +102,7 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
             continue
         for name in RESAMPLED:
             own, reference = ({s: q[name] for s, q in values[label].items()} for label in (method["label"], first))
-            found = hierarchical(own, reference) | {"resamples": resamples}
+            found = hierarchical(own, reference, crossed=crossed) | {"resamples": resamples, "crossed": crossed}
             _add(method["versus_first"][name], found)
     missing = [m["label"] for m in comparison["methods"] if m["label"] not in values]
     return {**comparison, "notes": [*comparison["notes"], *_without("Resampled patients", missing)]}
@@ -125,6 +129,11 @@ def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]
     missing = [m["label"] for m in comparison["methods"] if m["label"] not in arms]
     notes = [*comparison["notes"], *_without("Other mixtures of patients", missing)]
     return {**comparison, "elsewhere": rows, "notes": notes}
+
+
+def _same_patients(configs: Sequence[RunConfig]) -> bool:
+    """Whether the test patients are the same with every seed: the task draws nothing, or with one seed of its own."""
+    return all(config.options == configs[0].options for config in configs)
 
 
 def _add(paired: Json, found: Json) -> None:
@@ -165,14 +174,14 @@ def _other(task: Task, config: RunConfig, options: Mapping[str, Any]) -> Task:
     return tasks.load(config.task, config.preset, **{**dataclasses.asdict(task), **options})
 
 
-def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool) -> dict[str, list[float]]:
-    """Each of ``RESAMPLED`` for every resample of the patients; nan where it is undefined."""
+def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, drawn_by: int) -> dict[str, list[float]]:
+    """Each of ``RESAMPLED`` for every resample of the patients, as ``drawn_by`` draws them; nan where undefined."""
     parts = _loaded(config, folder)
     names = site_of_client(config, parts.task)
     predicted = {name: _predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}
     found: dict[str, list[float]] = {name: [] for name in RESAMPLED}
     for number in range(resamples):
-        values = {site: _score(parts.task, *_redrawn(config.seed, site, number, *p)) for site, p in predicted.items()}
+        values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in predicted.items()}
         for name, value in _summary(values, higher).items():
             found[name].append(float("nan") if value is None else value)
     return found

@@ -57,6 +57,7 @@ class CovidBrazil(TableTask, OnDisk):
     real = "6,882 patients, 24 features and their outcomes (SIVEP-Gripe 2020), a file that you bring"
     simulated = "the hospitals: a site is a region or a share of a label-skewed split"
     classes = ("survived", "died")
+    primary = "AUC of the worst region or site"
     headline = "auc"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
     attributes = {name: values for name, (values, _) in covid.ATTRIBUTES.items()}

@@ -56,6 +56,7 @@ class Digits(Task):
     real = "the handwriting (5,000 MNIST and 1,797 optdigits images) and the photographs behind some of it"
     simulated = "the blend with the photographs, the printed digits, and the sites"
     classes = numerals.CLASSES
+    primary = "accuracy of the worst look"
     headline = "accuracy"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {

@@ -41,6 +41,7 @@ class Support2(TableTask):
     real = "9,105 patients, 27 features and their outcomes (UCI 880, CC BY 4.0)"
     simulated = "the hospitals: a site is a disease class or a share of a label-skewed split"
     classes = ("survived", "died")
+    primary = "AUC of the worst site"
     headline = "auc"
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
     attributes = {"race": ("asian", "black", "hispanic", "other", "white"), "sex": ("female", "male")}

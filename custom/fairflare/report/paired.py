@@ -113,7 +113,7 @@ def verdict(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
 
 
 def hierarchical(
-    own: Scores, reference: Scores, *, draws: int = DRAWS, seed: int = 0, level: float = 0.95
+    own: Scores, reference: Scores, *, draws: int = DRAWS, seed: int = 0, level: float = 0.95, crossed: bool = False
 ) -> dict[str, Any]:
     """Percentile bootstrap of the mean paired difference: seeds with replacement, and within each its patients.
 
@@ -126,6 +126,9 @@ def hierarchical(
         draws: how many, at least 1.
         seed: of the draws.
         level: of the interval, in (0, 1).
+        crossed: all seeds have the same patients, and the k-th resample is the same for all of them: a draw takes one
+            resample, for all of its seeds. Resamples drawn for each seed apart would count the same patients anew with
+            every seed, and the interval would be too narrow.
 
     Returns:
         mean (over all resamples), low, high, draws, level. No interval without a resample.
@@ -138,16 +141,30 @@ def hierarchical(
     if set(own) != set(reference) or any(len(own[key]) != len(reference[key]) for key in own):
         raise ValueError("hierarchical: expected the same seeds and resamples of both methods")
     rows = [np.asarray(own[key], dtype=np.float64) - np.asarray(reference[key], dtype=np.float64) for key in own]
-    rows = [row[np.isfinite(row)] for row in rows]
+    rows = _whole(rows) if crossed else [row[np.isfinite(row)] for row in rows]
     rows = [row for row in rows if len(row)]
     about = {"draws": draws, "level": level}
     if not rows:
         return {"mean": None, "low": None, "high": None, **about}
     rng = np.random.default_rng(seed)
     picked = rng.integers(0, len(rows), size=(draws, len(rows)))
-    means = [np.mean([rng.choice(rows[k]) for k in chosen]) for chosen in picked]
+    if crossed:
+        table, taken = np.stack(rows), rng.integers(0, len(rows[0]), size=(draws, 1))
+        means = table[picked, taken].mean(axis=1)
+    else:
+        means = [np.mean([rng.choice(rows[k]) for k in chosen]) for chosen in picked]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return {"mean": float(np.mean([row.mean() for row in rows])), "low": float(low), "high": float(high), **about}
+
+
+def _whole(rows: Sequence[Any]) -> list[Any]:
+    """The resamples in which every seed has a value; ValueError where seeds have different numbers of them."""
+    import numpy as np
+
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("hierarchical: expected as many resamples of every seed")
+    table = np.stack(rows) if rows else np.empty((0, 0))
+    return list(table[:, np.isfinite(table).all(axis=0)])
 
 
 def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) -> str:

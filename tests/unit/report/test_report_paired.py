@@ -83,6 +83,30 @@ def test_the_bootstrap_covers_seeds_and_patients():
         hierarchical(own, {0: [0.5, 0.5]})
 
 
+def test_patients_that_all_seeds_share_count_once():
+    """Eight seeds with the same patients tell no more of other patients than one does."""
+    noise = np.random.default_rng(1).normal(0.1, 0.05, 400)
+    own, other = ({s: list(row) for s in range(8)} for row in (noise, np.zeros(400)))
+    width = {}
+    for crossed in (False, True):
+        found = hierarchical(own, other, draws=4000, crossed=crossed)
+        width[crossed] = found["high"] - found["low"]
+    one = hierarchical({0: list(noise)}, {0: [0.0] * 400}, draws=4000)
+    assert width[True] == pytest.approx(one["high"] - one["low"], rel=0.05)
+    assert width[False] == pytest.approx(width[True] / np.sqrt(8), rel=0.1)
+
+
+def test_a_resample_without_a_value_counts_for_no_seed():
+    own = {0: [1.0, float("nan"), 3.0], 1: [1.0, 50.0, 3.0]}
+    found = hierarchical(own, {0: [0.0] * 3, 1: [0.0] * 3}, crossed=True)
+    assert found["mean"] == 2.0 and (found["low"], found["high"]) == (1.0, 3.0)
+    nothing = {0: [float("nan")]}
+    assert hierarchical(nothing, {0: [0.0]}, crossed=True)["low"] is None
+    assert hierarchical({}, {}, crossed=True)["mean"] is None
+    with pytest.raises(ValueError, match="as many resamples of every seed"):
+        hierarchical({0: [1.0], 1: [1.0, 2.0]}, {0: [0.0], 1: [0.0, 0.0]}, crossed=True)
+
+
 def test_a_sentence_says_it_by_the_interval():
     found = paired([0.1, 0.12, 0.11, 0.13]) | {"verdict": "better", "wins": 4, "p_holm": 0.25}
     said = sentence("A", "B", "worst site", found)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study's plan, written before its runs: tasks, endpoints, arms, the grid of every arm, and seeds.
+
+Every arm has four candidates, where the protocol leaves a choice. The one with the least Brier score on validation
+patients, a mean over sites and ``TUNING`` seeds, is run with the reported seeds, none of which is used to choose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+SEEDS = tuple(range(8))
+"""Reported."""
+TUNING = {True: (100,), False: (100, 101)}
+"""Never reported; with natural splits, whose validation patients stay, one is enough, and two where they are drawn."""
+SHOWN = ("fedavg", "uniform", "fedavg+intercept-train", "qffl", "ditto")
+SLOWEST = 10 / 3
+"""Compute of the dearest arm (FedISM+) relative to FedAvg; as many times the rounds has the compute-matched FedAvg."""
+STEPS = (0.1, 0.3, 1.0, 3.0)
+"""Candidates of the learning rate, times the preset's, where an arm has nothing else to choose."""
+FIRST = ("solo", "pooled", "fedavg", "uniform", "ditto", "qffl", "fedufo", "fedheal", "fedadam")
+"""Keys of the arms that are run first, with their recalibrations; then the others."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A quantity of one run.
+
+    Attributes:
+        metric: of a site: accuracy, auc, brier or calibration (absolute calibration in the large).
+        over: "mean" or "worst", over sites.
+    """
+
+    metric: str
+    over: str
+
+    @property
+    def higher(self) -> bool:
+        """Whether more is better."""
+        return self.metric in ("accuracy", "auc")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table.
+
+    Attributes:
+        key: its name in the files.
+        title: its name in the tables.
+        method: METHOD of ``fairflare compare``, with settings.
+        values: candidates of a setting of its own, as "key=value"; () : four learning rates are the candidates.
+        after: a step after the last round on the runs of this other arm; they are not trained anew.
+        like: takes what was chosen for this other arm, and nothing is chosen for it.
+        longer: times as many rounds.
+    """
+
+    key: str
+    title: str
+    method: str = ""
+    values: tuple[str, ...] = ()
+    after: tuple[str, dict[str, str]] | None = None
+    like: str = ""
+    longer: float = 1.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """One task.
+
+    Attributes:
+        key: of the task in the files.
+        task: T:PRESET.
+        lr: the preset's learning rate.
+        rounds: the preset's.
+        group_by: the patients' groups, alike for all arms.
+        primary: what the task's declaration names.
+        benefit: the metric by which a site gains or loses.
+        natural: the same test patients with every seed.
+        tuned: whether anything is chosen: a published protocol without validation patients leaves nothing to choose.
+        settings: of all arms.
+        without: keys of arms that are refused here: their trainer, or their need of validation patients.
+        instead: key of an arm -> METHOD as the protocol has it.
+        shown: keys of the arms in the table of sites.
+        few: candidates of the learning rate where an arm has two values of a setting of its own: FedAvg's best two.
+    """
+
+    key: str
+    task: str
+    lr: float
+    rounds: int
+    group_by: str
+    primary: tuple[Endpoint, ...]
+    benefit: str = "brier"
+    natural: bool = True
+    tuned: bool = True
+    settings: dict[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    instead: dict[str, str] = field(default_factory=dict)
+    shown: tuple[str, ...] = SHOWN
+    few: tuple[float, float] = (0.3, 1.0)
+
+    def arms(self, first: bool = False) -> tuple[Arm, ...]:
+        """Its arms, in the tables' order; ``first``: those alone that are run first."""
+        return tuple(
+            dataclasses.replace(arm, method=self.instead.get(arm.key, arm.method))
+            for arm in ARMS
+            if arm.key not in self.without and not (first and (arm.after or (arm.key,))[0] not in FIRST)
+        )
+
+
+def after(key: str, title: str, arm: str, **settings: str) -> Arm:
+    """The arm ``arm`` recalibrated."""
+    return Arm(key, title, after=(arm, settings))
+
+
+REFERENCES = (
+    Arm("solo", "Solo", "solo"),
+    Arm("pooled", "Pooled", "pooled"),
+    Arm("fedavg", "FedAvg", "fedavg"),
+    Arm("uniform", "FedAvg, uniform weights", "fedavg:weighting=uniform"),
+    Arm("adjusted", "FedAvg, logit-adjusted loss", "fedavg:logit_tau=1"),
+    Arm("longer", "FedAvg, 3.3 x the rounds", "fedavg", like="fedavg", longer=SLOWEST),
+)
+RECALIBRATED = (
+    after("fedavg+intercept", "FedAvg, then an intercept per site", "fedavg", slope="false", split="val"),
+    after("fedavg+intercept-train", "the same, fitted to training patients", "fedavg", slope="false", split="train"),
+    after("fedavg+line-train", "FedAvg, then intercept and slope, training patients", "fedavg", split="train"),
+    after("uniform+intercept-train", "FedAvg uniform, then an intercept, training patients", "uniform", slope="false",
+          split="train"),
+)  # fmt: skip
+METHODS = (
+    Arm("fedprox", "FedProx", "fedprox", ("mu=0.01", "mu=0.1")),
+    Arm("scaffold", "SCAFFOLD", "scaffold"),
+    Arm("ditto", "Ditto, own models", "ditto", ("lam=0.1", "lam=1")),
+    Arm("fedadam", "FedAdam", "fedadam", ("server.lr=0.01", "server.lr=0.1")),
+    Arm("fedyogi", "FedYogi", "fedyogi", ("server.lr=0.01", "server.lr=0.1")),
+    Arm("qffl", "q-FFL", "qffl", ("q=0.5", "q=2")),
+    Arm("afl", "AFL", "afl", ("step=0.01", "step=0.1")),
+    Arm("fedufo", "FedUFO", "fedufo", ("radius=0.1", "radius=0.5")),
+    Arm("fedufo-client", "FedUFO, sites alone", "fedufo:level=client", ("radius=0.1", "radius=0.5")),
+    Arm("fairfed", "FairFed", "fairfed", ("beta=0.5", "beta=1")),
+    Arm("fedism-plus", "FedISM+", "fedism-plus", ("rho_max=0.02", "rho_max=0.1")),
+    Arm("fedheal", "FedHEAL", "fedheal", ("tau=0.1", "tau=0.3")),
+    Arm("fedlwr", "Fed-LWR", "fedlwr"),
+    Arm("fedce", "FedCE", "fedce"),
+    Arm("feddg-ga", "FedDG-GA", "feddg-ga", ("step=0.1", "step=0.2")),
+    Arm("fedfv", "FedFV", "fedfv", ("rule.alpha=0.1", "rule.alpha=0.3")),
+    Arm("median", "Median", "median"),
+)
+ARMS = (*REFERENCES, *RECALIBRATED, *METHODS)
+WORST_ACCURACY, WORST_AUC = Endpoint("accuracy", "worst"), Endpoint("auc", "worst")
+FLAMBY = {
+    "solo": "solo:train.optimizer=adam,train.local_steps=none,train.epochs=50,train.rounds=1",
+    "pooled": "pooled:train.optimizer=adam,train.local_steps=none,train.epochs=50,train.rounds=1",
+    "scaffold": "scaffold:weighting=examples",
+    "fedadam": "fedadam:train.lr=0.01,server.lr=0.01,server.beta2=0.999,server.v_start=zero,server.tau=1e-8",
+    "fedyogi": "fedyogi:train.lr=0.003162,server.lr=0.01,server.beta2=0.999,server.v_start=zero,server.tau=1e-8",
+}
+"""As in ``fairflare paper flamby-heart``; the pooled arm's patients have their own centre's scale here."""
+STUDIES = (
+    Study("ist", "ist:countries", 0.02, 30, "label+sex", (Endpoint("calibration", "worst"), WORST_AUC),
+          few=(1.0, 3.0)),
+    Study("heart-full", "heart:full", 0.005, 40, "label+sex", (WORST_ACCURACY,), "accuracy", without=("scaffold",)),
+    Study("heart-flamby", "heart:flamby", 0.001, 15, "label+sex", (WORST_ACCURACY,), "accuracy", tuned=False,
+          without=("fedavg+intercept", "fedce", "feddg-ga"), instead=FLAMBY),
+    Study("support2", "support2:default", 0.003, 20, "label+sex", (WORST_AUC,), natural=False, without=("scaffold",)),
+    Study("covid", "covid-brazil:regions", 0.1, 20, "label+white", (WORST_AUC,), natural=False),
+)  # fmt: skip
+
+
+def candidates(arm: Arm, study: Study) -> list[str]:
+    """METHOD labels to choose from; one where nothing is chosen."""
+    if not study.tuned or arm.like:
+        return [arm.method]
+    if not arm.values:
+        return [labelled(arm.method, f"lr={_text(study.lr * times)}") for times in STEPS]
+    return [labelled(arm.method, f"lr={_text(study.lr * t)}", value) for t in study.few for value in arm.values]
+
+
+def labelled(method: str, *settings: str) -> str:
+    """METHOD with further settings."""
+    name, _, own = method.partition(":")
+    named = [f"train.{setting}" if setting.startswith("lr=") else setting for setting in settings]
+    return f"{name}:{','.join([part for part in (own, *named) if part])}" if own or named else name
+
+
+def _text(value: float) -> str:
+    return f"{value:.6g}"

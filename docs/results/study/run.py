@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the study's runs, one task after the other, and keeps what their final models say of every patient.
+
+    python docs/results/study/run.py FOLDER [--only ist,heart-full] [--workers 2]
+
+FOLDER keeps runs and predictions: the same command goes on with what is missing. What was chosen is written to
+``chosen.csv`` beside this script. The predictions stay in FOLDER; ``tables.py`` makes the committed files from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plan
+import torch
+
+from fairflare.app.after import take_step
+from fairflare.app.comparison import arms
+from fairflare.app.parallel import budget, run_all
+from fairflare.app.runs import run_once
+from fairflare.build.config import RunConfig, site_of_client
+from fairflare.build.local import SITES
+from fairflare.build.parts import Parts, build_parts
+from fairflare.core.types import StateDict
+from fairflare.federation.after.recalibrate import FAR
+from fairflare.federation.evaluation import predict
+from fairflare.federation.files import CHECKPOINT, MODEL, read_model
+from fairflare.federation.memory import personal_file
+from fairflare.functional.recalibration import limited
+
+HERE = Path(__file__).resolve().parent
+CHOSEN = HERE / "chosen.csv"
+Run = tuple[str, RunConfig]
+Predicted = dict[str, np.ndarray]
+"""SITE/SPLIT/z: the logit of the second class; SITE/SPLIT/y: 0 or 1."""
+
+
+def main() -> None:
+    """Choose, run, recalibrate, predict."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", help="keys of tasks")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for study in plan.STUDIES:
+        if options.only is None or study.key in options.only.split(","):
+            for first in (True, False):
+                make(study, options.folder / study.key, options.workers, first)
+
+
+def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[str, str]:
+    """Key of an arm -> METHOD with what was chosen on validation patients; runs what is missing."""
+    trained = [arm for arm in study.arms(first) if not arm.after and not arm.like]
+    labels = {arm.key: plan.candidates(arm, study) for arm in trained}
+    several = list(dict.fromkeys(label for found in labels.values() if len(found) > 1 for label in found))
+    seeds, losses = plan.TUNING[study.natural], {}
+    if several:
+        kept = iter(together(configured(several, study, seeds), folder / "tuning", workers))
+        losses = {label: [loss(next(kept)) for _ in seeds] for label in several}
+    rows, chosen = [], {}
+    for arm in trained:
+        means = {label: float(np.mean(losses.get(label, np.nan))) for label in labels[arm.key]}
+        chosen[arm.key] = min(means, key=lambda label: means[label])
+        rows += [[study.key, arm.key, label, f"{mean:.6f}", label == chosen[arm.key]] for label, mean in means.items()]
+    save(study.key, rows)
+    return chosen
+
+
+def loss(predicted: Predicted) -> float:
+    """Brier score on validation patients, a mean over sites that have any."""
+    sites = sorted({name.split("/")[0] for name in predicted})
+    found = [predicted[f"{site}/val/y"] - risk(predicted[f"{site}/val/z"]) for site in sites]
+    return float(np.mean([np.mean(one**2) for one in found if len(one)]))
+
+
+def risk(z: np.ndarray) -> np.ndarray:
+    """The logistic function."""
+    return np.asarray(0.5 * (1 + np.tanh(z / 2)))
+
+
+def save(key: str, rows: Sequence[Sequence[object]]) -> None:
+    """A task's lines of ``chosen.csv`` in place of its old ones."""
+    kept = []
+    if CHOSEN.is_file():
+        with CHOSEN.open(newline="", encoding="utf-8") as file:
+            kept = [row for row in csv.reader(file)][1:]
+    order = [study.key for study in plan.STUDIES]
+    own = [list(map(str, row)) for row in rows]
+    lines = sorted([row for row in kept if row[0] != key] + own, key=lambda row: order.index(row[0]))
+    with CHOSEN.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["task", "arm", "candidate", "validation_brier", "chosen"])
+        writer.writerows(lines)
+
+
+def make(study: plan.Study, folder: Path, workers: int, first: bool) -> None:
+    """The reported runs and their recalibrations; what each says of the test patients goes to ``predictions``."""
+    chosen = choose(study, folder, workers, first)
+    usual = [arm for arm in study.arms(first) if arm.key in chosen]
+    runs = {arm.key: configured([chosen[arm.key]], study, plan.SEEDS) for arm in usual}
+    together([run for found in runs.values() for run in found], folder / "runs", workers)
+    for arm in study.arms(first):
+        if arm.like:
+            runs[arm.key] = configured([chosen[arm.like]], study, plan.SEEDS, round(arm.longer * study.rounds))
+            together(runs[arm.key], folder / arm.key, workers)
+        for seed, run in zip(plan.SEEDS, runs[arm.after[0] if arm.after else arm.key], strict=True):
+            keep(folder, arm, seed, run)
+
+
+def keep(folder: Path, arm: plan.Arm, seed: int, run: Run) -> None:
+    """What one final model, recalibrated where the arm says so, tells of the test patients."""
+    kept = folder / "predictions" / f"{arm.key}-seed{seed}.npz"
+    if not kept.is_file():
+        place = folder / (arm.key if arm.like else "runs") / run[0]
+        found = recalibrated(place, run[1], arm.after[1]) if arm.after else beside(place)
+        write(kept, {key: values for key, values in found.items() if "/test/" in key})
+
+
+def configured(labels: Sequence[str], study: plan.Study, seeds: Sequence[int], rounds: int | None = None) -> list[Run]:
+    """(folder name, run) of every label with every seed."""
+    values = {"group_by": study.group_by, **study.settings}
+    return arms(labels, study.task, seeds, rounds=rounds, values=values)
+
+
+def together(runs: Sequence[Run], folder: Path, workers: int) -> list[Predicted]:
+    """The predictions of all runs, of which the missing ones are made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if missing := [run for run in runs if not beside_file(folder / run[0]).is_file()]:
+        run_all(missing, folder, run_and_predict, budget(workers, "local", missing))
+    return [beside(folder / name) for name, _ in runs]
+
+
+def run_and_predict(config: RunConfig, folder: Path, workers: int = 1) -> Mapping[str, Any]:
+    """One run, and beside its folder what its final model says of validation and test patients."""
+    report = run_once(config, folder, workers=workers)
+    write(beside_file(folder), predictions(folder, config))
+    return report
+
+
+def beside_file(folder: Path) -> Path:
+    """The file of a run's predictions."""
+    return folder.with_name(f"{folder.name}.npz")
+
+
+def beside(folder: Path) -> Predicted:
+    """A run's predictions."""
+    with np.load(beside_file(folder)) as kept:
+        return dict(kept)
+
+
+def write(path: Path, found: Predicted) -> None:
+    """All or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (scratch := path.with_name(f".{path.name}")).open("wb") as file:
+        np.savez_compressed(file, **found)  # type: ignore[arg-type]
+    scratch.rename(path)
+
+
+def predictions(folder: Path, config: RunConfig) -> Predicted:
+    """What each site's patients are told by the model that serves them: its own, where it has one."""
+    parts = build_parts(config)
+    shared = read_model(folder / MODEL)
+    found: Predicted = {}
+    for client, site in site_of_client(config, parts.task).items():
+        parts.network.load_state_dict(serving(folder, client, parts, shared))
+        data = parts.trainer.site_data(parts.task.site_data(site))
+        for split in ("val", "test"):
+            outputs, targets, _ = predict(parts.network, data.fixed(split, 256), torch.device("cpu"))
+            z = (outputs[:, 1] - outputs[:, 0]) if len(outputs) else outputs
+            found |= {f"{site}/{split}/z": z.double().numpy(), f"{site}/{split}/y": targets.numpy().astype(np.int8)}
+    return found
+
+
+def serving(folder: Path, client: str, parts: Parts, shared: StateDict) -> StateDict:
+    """The model that a site uses in the end."""
+    if parts.rule.counts_own:
+        own = torch.load(folder / CHECKPOINT, weights_only=True)["models"]
+        return own[client]  # type: ignore[no-any-return]
+    kept = personal_file(folder / SITES / f"{client}.pt")
+    return {**shared, **torch.load(kept, weights_only=True)} if kept.is_file() else shared
+
+
+def recalibrated(folder: Path, config: RunConfig, settings: dict[str, str]) -> Predicted:
+    """The predictions of a run after the step, whose parameters the sites have kept."""
+    take_step(folder, "recalibrate", settings)
+    found = predictions(folder, config)
+    for client, site in site_of_client(config, build_parts(config).task).items():
+        line = json.loads((folder / SITES / f"{client}.after.json").read_text())["own"]
+        if line:
+            z = limited(found[f"{site}/test/z"], FAR)
+            found[f"{site}/test/z"] = line["intercept"] + line["slope"] * z
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
