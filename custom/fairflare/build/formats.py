@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fairflare.core import registry, validation
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, bare
+from fairflare.core.suggest import unlisted
 
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
@@ -84,4 +85,4 @@ def exactly_the_keys(what: str, values: Collection[str], known: Collection[str])
     if missing := [key for key in known if key not in values]:
         raise UserError(f"{what}: expected a value for {missing[0]!r}, got none")
     if unknown := sorted(set(values) - set(known)):
-        raise UserError(f"{what}: unknown key {validation.shown(unknown[0])}; known: {', '.join(sorted(known))}")
+        raise UserError(f"{what}: {unlisted('key', unknown[0], sorted(known))}")

@@ -14,7 +14,7 @@ from types import ModuleType
 from fairflare.clinic.base import Task
 from fairflare.core.errors import UserError
 from fairflare.core.registry import checked
-from fairflare.core.validation import shown
+from fairflare.core.suggest import unlisted
 
 ROOMS = ("fairflare.clinic.tasks", "fairflare.datasets")
 ALIASES = {"sites": "n_sites"}
@@ -72,5 +72,5 @@ def known(name: str) -> type[Task]:
 
 def _known(kind: str, name: str, table):
     if name not in table:
-        raise UserError(f"unknown {kind}: {shown(name)}; known: {', '.join(table)}")
+        raise UserError(unlisted(f"{kind}:", name, table))
     return table[name]

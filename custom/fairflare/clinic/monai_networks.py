@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 
 from fairflare.clinic.argument_kinds import Kind, either, many, named, number, one_of, whole
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 
 LIBRARY = "monai.networks.nets"
 LARGEST = 150_000_000
@@ -263,7 +264,7 @@ def checked(dotted: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     taken = {}
     for key, value in args.items():
         if key not in kinds:
-            raise UserError(f"model: {name}: unknown argument {_short(key)}; known: {', '.join(kinds)}")
+            raise UserError(f"model: {name}: {unlisted('argument', key, kinds)}")
         try:
             taken[key] = kinds[key].read(value)
         except ValueError:

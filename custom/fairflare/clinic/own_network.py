@@ -16,6 +16,7 @@ from torch import nn
 from fairflare.clinic import monai_networks, networks
 from fairflare.clinic.checks import expect
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 from fairflare.core.user_code import check_name, load_object
 
 SHAPE = '{"class_path": "module.Name", "args": {...}}'
@@ -89,7 +90,7 @@ def _parsed(model: str) -> tuple[str, dict[str, object]]:
         raise UserError(f"model: expected {SHAPE}, got no JSON ({error})") from None
     unknown = sorted(set(content) - {"class_path", "args"})
     if unknown:
-        raise UserError(f"model: unknown key {unknown[0]!r}; known: class_path, args")
+        raise UserError(f"model: {unlisted('key', unknown[0], ('class_path', 'args'))}")
     path, args = content.get("class_path"), content.get("args", {})
     if not isinstance(path, str) or not isinstance(args, dict):
         raise UserError(f"model: expected {SHAPE}, got {model}")

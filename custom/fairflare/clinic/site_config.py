@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
-from fairflare.core.validation import SITE, Range, check_plain, exact, expected, shown
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import SITE, Range, check_plain, exact, expected
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -84,7 +85,7 @@ def read_site_config(path: Path) -> SiteConfig:
     known = [field.name for field in dataclasses.fields(SiteConfig) if field.name != "site"]
     for key in content:
         if key not in known:
-            raise UserError(f"{where}: unknown key {shown(key)}; known: {', '.join(known)}")
+            raise UserError(f"{where}: {unlisted('key', key, known)}")
     try:
         values = {key: exact(SiteConfig, key, value) for key, value in content.items()}
         return SiteConfig(**{**values, "data_root": _root(path, values)})

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fairflare.core import plugins, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners
+from fairflare.core.suggest import unlisted
 from fairflare.core.types import Paper, Training, refuse_training
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def _add(table: dict[str, T], id: str, entry: T, kind: str, same: Callable[[T], 
 
 def _get(table: Mapping[str, T], id: str, kind: str) -> T:
     if id not in table:
-        raise UserError(f"unknown {kind} {validation.shown(id)}; known: {', '.join(sorted(table))}")
+        raise UserError(unlisted(kind, id, sorted(table)))
     return table[id]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fairflare.core import validation
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 
 PROBE = "probe"
 """The owner whose settings are divided once more, by probe."""
@@ -69,7 +70,7 @@ class Owners:
             raise UserError(f"{key}: belongs to several; expected one of {', '.join(found)}")
         owner = owner_of(key)
         known = [name for name in self.full if owner_of(name) == owner] or self.names()
-        raise UserError(f"unknown key {validation.shown(key)}; known: {', '.join(sorted(known))}")
+        raise UserError(unlisted("key", key, sorted(known)))
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Given]:
         """Full name -> what was given for it.

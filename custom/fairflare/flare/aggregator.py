@@ -21,6 +21,7 @@ from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import answer_fields, tensors_of
+from fairflare.core.suggest import unlisted
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights
 from fairflare.federation.checks import materialized
 from fairflare.federation.gate import Gate, steps_of
@@ -81,7 +82,7 @@ class FairAggregator(ModelAggregator):
         given = {key.removeprefix("rule."): value for key, value in (settings or {}).items()}
         given |= given.pop("rule", None) or {}  # FLARE's commands make {"rule": {"q": 1}} of {"rule.q": 1}
         if unknown := sorted(set(given) - set(known)):
-            raise UserError(f"unknown key {unknown[0]!r} of rule {entry.rule}; known: {', '.join(known)}")
+            raise UserError(f"rule {entry.rule}: {unlisted('key', unknown[0], known)}")
         made = default_parts(entry, {f"rule.{key}": value for key, value in given.items()})
         self._rule = made.rule
         if (entry.selector, entry.server_optimizer) != ("all", "none"):

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.build.after import NO_STEP
 from fairflare.build.config import RunConfig
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
@@ -86,7 +87,7 @@ def _checked(content: Mapping[Any, Any]) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(Policy)]
     for key, value in content.items():
         if key not in known:
-            raise UserError(f"{HERE}: unknown key {str(key)[:40]!r}; known: {', '.join(known)}")
+            raise UserError(f"{HERE}: {unlisted('key', key, known)}")
         if key in ("allow_code", "secure_sum"):
             fits, expected = type(value) is bool, "true or false"
         elif key in ("max_rounds", "min_count"):
