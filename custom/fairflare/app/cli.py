@@ -13,6 +13,7 @@ from fairflare.app.commands.after import after
 from fairflare.app.commands.compare import compare
 from fairflare.app.commands.contribution import contribution
 from fairflare.app.commands.data import preflight, prepare
+from fairflare.app.commands.describe import describe
 from fairflare.app.commands.export import export
 from fairflare.app.commands.listing import list_methods, list_tasks
 from fairflare.app.commands.new import new
@@ -29,6 +30,7 @@ COMMANDS = (
     after,
     compare,
     contribution,
+    describe,
     export,
     list_methods,
     list_tasks,

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare describe`: every setting is found, with default, range and meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fairflare.app.cli import cli
+from fairflare.app.settings_rows import OWNERS, about, all_settings, allowed, key_settings
+from fairflare.build import tasks
+from fairflare.build.config import RUN_KEYS, make_config
+from fairflare.core import registry
+from fairflare.core.errors import UserError
+
+
+def test_every_setting_says_what_it_means() -> None:
+    rows = all_settings()
+    assert [row["full"] for row in rows if not row["meaning"] or not row["allowed"]] == []
+    assert {row["full"] for row in rows} >= {f"run.{key}" for key in RUN_KEYS}
+    assert {row["owner"].partition(".")[0] for row in rows} <= set(OWNERS)
+
+
+@pytest.mark.parametrize("method", sorted(registry.methods()))
+def test_a_methods_defaults_are_those_of_its_runs(method: str) -> None:
+    config = make_config(method, "heart" if method != "fedce" else "brain-seg", values={})
+    for row in about(method)["settings"]:
+        for full in row["sets"]:
+            if full not in registry.get_method(method).settings and full in config.settings:
+                assert row["default"] in (config.settings[full], *_preset(config, full)), full
+
+
+def _preset(config, full: str) -> list:
+    """What the task's preset gives the method instead."""
+    preset = tasks.known(config.task).presets[config.preset]
+    given = {**preset.settings, **preset.by_method.get(config.method, {})}
+    return [row for key, row in given.items() if key in (full, full.rpartition(".")[2])]
+
+
+@pytest.mark.parametrize("name", [*tasks.TASKS, "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
+def test_everything_can_be_described(name: str) -> None:
+    result = CliRunner().invoke(cli, ["describe", name, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["settings"] and found["title"]
+    assert CliRunner().invoke(cli, ["describe", name]).exit_code == 0
+
+
+def test_a_name_of_several_settings_is_listed_with_each() -> None:
+    assert {row["of"] for row in key_settings("mu")} >= {"trainer fedprox", "trainer moon", "rule shapfed"}
+
+
+def test_a_name_that_nothing_has_is_answered_with_what_is_close() -> None:
+    with pytest.raises(UserError, match="did you mean rho_max"):
+        about("rhomax")
+    with pytest.raises(UserError, match="did you mean fedism-plus"):
+        about("fedism-plu")
+
+
+def test_types_are_put_in_words() -> None:
+    assert allowed(bool) == "true or false"
+    assert allowed(int | None) == "whole number or none"
