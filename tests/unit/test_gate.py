@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.core.findings import CODES
 from fairflare.core.types import Number
 from fairflare.core.versions import all_versions
 from fairflare.federation.gate import Gate, inspect_evaluation
@@ -218,12 +219,21 @@ def test_another_version_is_a_finding():
         assert bool(refusal(statements, [])) == (level == "error")
 
 
-def test_a_refusal_names_few_of_many_findings():
-    said = {"findings": {"error/val/empty_split": 0}, "versions": all_versions()}
-    for n, line in ((20, "site-19: val: empty_split: a split has no example"), (400, "; and 395 more")):
-        answers = [answer(f"site-{k:02d}", metrics=said) for k in range(n)]
+def test_a_refusal_is_one_short_line_however_many_sites_it_is_about():
+    said = {"findings": {"error/val/empty_split": 0, "error/test/empty_split": 0}, "versions": all_versions()}
+    for n, rest in ((2, "site-2"), (20, "site-2, site-3, site-4, site-5 and 15 more"), (400, "site-5 and 395 more")):
+        answers = [answer(f"site-{k}", metrics=said) for k in range(1, n + 1)]
         found = refusal(inspect_preflight(answers, all_versions())[0], [])
-        assert found.startswith("preflight: site-00: val: empty_split") and found.endswith(line) and len(found) < 2000
+        assert found.startswith("preflight: site-1, site-2") and len(found) < 200
+        assert found.endswith(f"{rest}: val, test: empty_split: a split has no example")
+
+
+def test_a_refusal_names_few_of_many_kinds():
+    kinds = {f"error/{split}/{code}": 0 for split in ("train", "val", "test") for code in CODES}
+    versions = {**all_versions(), "package_sha256": "0" * 64}
+    answers = [answer("site-1", metrics={"findings": kinds, "versions": versions})]
+    found = refusal(inspect_preflight(answers, all_versions())[0], [])
+    assert len(CODES) > 20 and found.endswith(f"; and {len(CODES) - 5} more") and len(found) < 2000
 
 
 def test_evaluations_are_tagged_and_answered_once():

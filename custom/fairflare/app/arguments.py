@@ -36,7 +36,7 @@ def own_data(
         UserError: neither is given, or the folder holds no lists.
     """
     from fairflare.build.tasks import TASKS
-    from fairflare.clinic.kinds.own import OwnData, sites_in
+    from fairflare.clinic.kinds.own import OwnData, folder_of_lists, sites_in
 
     if datalists is None:
         if task is None and kind is not None and classes is not None:
@@ -46,16 +46,20 @@ def own_data(
         if kind or classes:
             raise UserError("--kind and --classes: go with --datalists DIR")
         return task, ()
+    shown_as, datalists = datalists, folder_of_lists(datalists)
     described = _description(datalists)
     chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
     if chosen is None or chosen.partition(":")[0] not in KINDS:
-        raise UserError(f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}")
+        text = f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}"
+        raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
     kind_of_data = TASKS[chosen.partition(":")[0]]
     assert issubclass(kind_of_data, OwnData)  # as every one of KINDS is
     suffixes = kind_of_data.suffixes
     names = sites_in(datalists, suffixes) if datalists.is_dir() else []
     if not names:
-        raise UserError(f"--datalists {datalists}: expected a folder with a <SITE>{suffixes[0]} per site")
+        lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
+        hint = f"; `fairflare init {shown_as}` writes them" if datalists.is_dir() else ""
+        raise UserError(f"--datalists {shown_as}: {lists}{hint}")
     pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
     pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
     return chosen, pairs + ((f"labels={classes}",) if classes else ())

@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from fairflare.core.findings import Finding
+from fairflare.core.findings import Finding, merged
+from fairflare.core.order import some
 from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.log import line
@@ -323,12 +324,14 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
     say(f"comparison: {folder / 'compare.html'}")
 
 
-def findings(found: Sequence[Any]) -> None:
-    """The lines of ``fairflare preflight``."""
-    for one in found:
-        say(f"{one} [{one.code}, {one.count}]")
-    if not found:
-        say("nothing found: the data can be used")
+def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
+    """The lines of ``fairflare preflight``: one for each site and kind of problem."""
+    for site, own in found.items():
+        for one in merged(own):
+            say(f"{f'{site}: ' if several else ''}{one} [{one.code}]")
+    clean = [site for site, own in found.items() if not own]
+    if clean:
+        say(f"{f'{some(clean)}: ' if several else ''}nothing found: the data can be used")
 
 
 def prepared(found: Mapping[str, Any], dest: Path) -> None:

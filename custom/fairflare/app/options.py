@@ -119,7 +119,7 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
 
     @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
-    @click.option("--datalists", type=PATH, metavar="DIR", help="Your own data: a list per site.")
+    @click.option("--datalists", "--data", type=PATH, metavar="DIR", help="Your own data, after `fairflare init DIR`.")
     @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
     @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
     @click.option(

@@ -1,61 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare preflight``: a site's configuration and the options of a task, put together."""
+"""``fairflare preflight``: sites' configurations or lists and the options of a task, put together."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairflare.build import tasks
 from fairflare.build.method_parts import default_parts
 from fairflare.clinic.base import Task
+from fairflare.clinic.kinds.own import folder_of_lists, read_description
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
+from fairflare.core.order import in_order
 from fairflare.core.types import Need
 
+CONFIGURATIONS = (".yaml", ".yml")
+"""Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
+LISTS = (".json", ".csv", ".parquet")
 
-def check_site(
-    site_config: Path,
-    task: str,
-    classes: str | None,
-    values: Mapping[str, Any],
-    site: str | None = None,
-    method: str | None = None,
-    accepted: Collection[str] = (),
-) -> list[Finding]:
-    """Findings on the data of the site whose configuration is in ``site_config``, and whether its GPU holds a batch.
 
-    Args:
-        site_config: the file.
-        task: "classification", "segmentation", "tabular" or another task that reads files, as "name" or "name:preset".
+@dataclass(frozen=True)
+class Question:
+    """What the data are for.
+
+    Attributes:
+        task: "classification", "segmentation", "tabular" or another task that reads files, as "name" or "name:preset";
+            empty: what the folder of the lists says of itself.
         classes: number or names of the classes or structures of the first three.
         values: options of the task, and "group_by".
-        site: its name in the task; the file's when None.
+        site: the site's name in the task; the file's when None.
         method: id of the method that the data are for; None: whatever only some methods need is a warning.
         accepted: codes of errors that stop nothing.
+    """
+
+    task: str = ""
+    classes: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    site: str | None = None
+    method: str | None = None
+    accepted: Collection[str] = ()
+
+
+def check(path: Path, asked: Question) -> dict[str, list[Finding]]:
+    """Site -> findings on its data, sites in natural order.
+
+    Args:
+        path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
+        asked: what the data are for.
+
+    Raises:
+        UserError: there is nothing of the kind, or an option cannot be read.
+    """
+    if not path.is_dir():
+        return {asked.site or path.stem: check_site(path, asked)}
+    if asked.site is not None:
+        raise UserError("--site: goes with one site's configuration, not with a folder of all sites")
+    files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
+    if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
+        return {site: check_site(files[site], asked) for site in in_order(files)}
+    return _check_lists(path, asked)
+
+
+def check_site(path: Path, asked: Question) -> list[Finding]:
+    """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch.
 
     Raises:
         UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
     """
-    if classes is not None and "labels" in values:
-        raise UserError("--classes: is what --set labels=... says as well; expected one of them")
-    own = read_site_config(site_config)
-    options = {key: value for key, value in values.items() if key != "group_by"}
-    name, _, preset = task.partition(":")
-    built = tasks.load(name, preset or None, **options, **({"labels": classes} if classes else {}))
+    own = read_site_config(path)
+    described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
+    built, preset = _task(asked, described)
     if not own.data_root and not getattr(built, "build_data", ""):
-        raise UserError(f"site configuration {site_config.name}: expected data_root, got none")
-    grouping = built.grouping(str(values.get("group_by", built.default_grouping)))
-    needs = needs_of(method) if method else ()
-    found, data = preflight(built, site or site_config.stem, own, grouping, own.min_count, needs, accepted)
+        raise UserError(f"site configuration {path.name}: expected data_root, got none")
+    return _findings(built, preset, asked.site or path.stem, own, asked)
+
+
+def _check_lists(folder: Path, asked: Question) -> dict[str, list[Finding]]:
+    """Every site's findings where ``folder`` holds their lists."""
+    from fairflare.app.arguments import own_data
+
+    described = read_description(folder_of_lists(folder))
+    kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
+    given = dict(pair.split("=", 1) for pair in pairs)
+    built, preset = _task(asked, {"kind": kind, "options": given})
+    return {site: _findings(built, preset, site, None, asked) for site in in_order(built.sites())}
+
+
+def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | None]:
+    """The task that ``asked`` names, or what a folder says of itself, and its preset."""
+    if asked.classes is not None and "labels" in asked.values:
+        raise UserError("--classes: is what --set labels=... says as well; expected one of them")
+    chosen = asked.task or described.get("kind", "")
+    if not chosen:
+        raise UserError("preflight: expected --kind or --task; `fairflare init DIR` writes down what a folder holds")
+    name, _, preset = chosen.partition(":")
+    options = dict(described.get("options", {})) if name == described.get("kind") else {}
+    if options and described.get("classes"):
+        options["labels"] = ",".join(described["classes"])
+    options |= {key: value for key, value in asked.values.items() if key != "group_by"}
+    if asked.classes:
+        options["labels"] = asked.classes
+    return tasks.load(name, preset or None, **options), preset or None
+
+
+def _findings(built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question) -> list[Finding]:
+    grouping = built.grouping(str(asked.values.get("group_by", built.default_grouping)))
+    needs = needs_of(asked.method) if asked.method else ()
+    limits = own or SiteConfig()
+    found, data = preflight(built, site, own, grouping, limits.min_count, needs, asked.accepted)
     if data is not None:
-        batch_size = own.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
-        found += _of_gpu(built, data, own, batch_size)
+        batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
+        found += _of_gpu(built, data, limits, batch_size)
     return found
 
 
@@ -66,9 +128,11 @@ def needs_of(method: str) -> tuple[Need, ...]:
     return tuple(need for part in parts for need in part.needs)
 
 
-def leaving(site_config: Path, found: Sequence[Finding]) -> list[dict[str, str]]:
-    """What of the findings leaves the site whose configuration is in ``site_config``, and no more."""
-    return [finding.public for finding in unpacked(packed(found, read_site_config(site_config).min_count))]
+def leaving(path: Path, site: str, found: Sequence[Finding]) -> list[dict[str, str]]:
+    """What of the findings leaves the ``site`` that ``path`` is the configuration of, or one of, and no more."""
+    files = [path] if not path.is_dir() else [path / f"{site}{suffix}" for suffix in CONFIGURATIONS]
+    least = next((read_site_config(file).min_count for file in files if file.is_file()), SiteConfig().min_count)
+    return [finding.public for finding in unpacked(packed(found, least))]
 
 
 def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> list[Finding]:

@@ -158,10 +158,14 @@ class UNet(nn.Module):
         out_channels: one per mask.
         widths: channels of each level from the full resolution down; the last one is the bottleneck's.
         norm: "batch", "instance" (with scale and shift) or "group" (8 groups).
+        padding: rows and columns of zeros that fill images up to such a multiple; the logits are cut back.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, widths: Sequence[int], norm: Norm) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, widths: Sequence[int], norm: Norm, padding: int = 0
+    ) -> None:
         super().__init__()
+        self.padding = padding
         self.depth = len(widths) - 1
         *sides, bottom = widths
         for level, (narrow, wide) in enumerate(zip((in_channels, *sides), sides), start=1):
@@ -174,6 +178,8 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images -> logits of every pixel."""
+        if self.padding:
+            x = F.pad(x, (0, self.padding, 0, self.padding))
         skipped = []
         for level in range(1, self.depth + 1):
             skipped.append(self.get_submodule(f"encoder{level}")(x))
@@ -182,29 +188,32 @@ class UNet(nn.Module):
         for level in range(self.depth, 0, -1):
             x = self.get_submodule(f"upconv{level}")(x)
             x = self.get_submodule(f"decoder{level}")(torch.cat((x, skipped[level - 1]), dim=1))
-        return self.head(x)
+        x = self.head(x)
+        return x[..., : -self.padding, : -self.padding] if self.padding else x
 
 
-def unet(in_channels: int, out_channels: int, norm: Norm = "batch") -> UNet:
+def unet(in_channels: int, out_channels: int, norm: Norm = "batch", padding: int = 0) -> UNet:
     """The U-Net of FedCE and Fed-LWR: 41 layers with parameters, 7.76 million of them, four poolings.
 
     Args:
         in_channels: of the images, whose edges are multiples of 16.
         out_channels: one per mask.
         norm: "batch" is the papers'.
+        padding: see ``UNet``.
     """
-    return UNet(in_channels, out_channels, (32, 64, 128, 256, 512), norm)
+    return UNet(in_channels, out_channels, (32, 64, 128, 256, 512), norm, padding)
 
 
-def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance") -> UNet:
+def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance", padding: int = 0) -> UNet:
     """A U-Net of about 120,000 parameters with three poolings, for images of 64 pixels on a laptop.
 
     Args:
         in_channels: of the images, whose edges are multiples of 8.
         out_channels: one per mask.
         norm: averaged BatchNorm statistics of sites whose images differ in contrast fit none of them; "batch" shows it.
+        padding: see ``UNet``.
     """
-    return UNet(in_channels, out_channels, (8, 16, 32, 64), norm)
+    return UNet(in_channels, out_channels, (8, 16, 32, 64), norm, padding)
 
 
 def _double_convolution(narrow: int, wide: int, norm: Norm) -> nn.Sequential:

@@ -16,7 +16,7 @@ import torch
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.readers.datalist import SPLITS, Item, checked_items, read_lists
+from fairflare.clinic.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
@@ -32,7 +32,6 @@ FEWEST = (
 """What every method needs; one class alone to train on is more often a mistake than meant."""
 FEW = {"train": 8, "val": 4, "test": 4}
 """Examples of a split below which a site is warned, and welcome all the same."""
-SHOWN = 3
 
 
 def preflight(
@@ -81,7 +80,12 @@ def preflight(
 def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
     """Entry by entry: keys, classes, paths; then patients and attributes."""
     path, root = Path(own.data_root, own.datalist), Path(own.data_root)
-    if task.build_data or ".json" not in task.suffixes:
+    if task.build_data:
+        return
+    if unlabelled := task.unlabelled(own):
+        text = f"table {path.name}: {unlabelled} rows have no label and are left out"
+        yield Finding("warning", NO_LABEL, "", unlabelled, text)
+    if ".json" not in task.suffixes:
         return
     lists = read_lists(path)
     if (n := len(lists["training"])) < FEWEST[0].least:
@@ -89,8 +93,8 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
         yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
     items: dict[str, list[Item]] = {}
     for key, split in SPLITS.items():
-        masks = not task.class_labels
-        good, errors = checked_items(path.name, key, lists[key], root, masks=masks, n_classes=len(task.classes))
+        masks, classes = not task.class_labels, task.classes
+        good, errors = checked_items(path.name, key, lists[key], root, masks=masks, classes=classes, links=own.links)
         items[split] = good
         yield from _summed(split, errors)
     yield from _shared_patients(items)
@@ -150,15 +154,12 @@ def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Itera
 
 
 def _summed(split: str, errors: Sequence[DataError]) -> Iterator[Finding]:
-    """The first few texts of each code one by one, the others as one count."""
+    """One finding for each code: how many there are, with the first one's text as the example."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for error in errors:
         kinds[error.code].append(str(error))
     for code, texts in kinds.items():
-        yield from (Finding("error", code, split, 1, text) for text in texts[:SHOWN])
-        if len(texts) > SHOWN:
-            rest = len(texts) - SHOWN
-            yield Finding("error", code, split, rest, f"{rest} more of this kind")
+        yield Finding("warning" if code == NO_LABEL else "error", code, split, len(texts), texts[0], example=True)
 
 
 def _broken(found: Sequence[Finding]) -> bool:

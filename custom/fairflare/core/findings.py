@@ -30,9 +30,11 @@ CODES = {
     "few_examples": "a split has too few examples",
     "gpu_memory": "the batch does not fit into the GPU's memory at once",
     "label": "a label is no class of the task",
+    "link_outside": "a symbolic link leads out of the data root",
     "mask_values": "a mask has pixel values of no structure",
     "missing_file": "a file that the datalist names is not there",
     "missing_key": "an entry of the datalist lacks a key",
+    "no_label": "examples without a label are left out",
     "no_min_count": "min_count is not set, so no number of a group leaves",
     "no_datalist": "there is no datalist",
     "nonfinite": "an input is not finite",
@@ -78,6 +80,7 @@ class Finding:
         count: how many examples it concerns; what leaves is the band that it lies in, see ``band``.
         text: for people at the site; may name files.
         band: the band of the count, of a finding that has travelled; at the site itself empty.
+        example: whether ``text`` is about the first of ``count`` examples alone.
     """
 
     level: Level
@@ -86,6 +89,7 @@ class Finding:
     count: int
     text: str
     band: str = ""
+    example: bool = False
 
     def __str__(self) -> str:
         """For people at the site."""
@@ -108,6 +112,30 @@ KINDS = frozenset(
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Errors, then accepted errors, then warnings, otherwise in the order they came."""
     return sorted(findings, key=lambda f: LEVELS.index(f.level))
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each level and code, the worst first: what a person reads, where every split had its own."""
+    kinds: dict[tuple[Level, str], list[Finding]] = {}
+    for one in findings:
+        kinds.setdefault((one.level, one.code), []).append(one)
+    return worst_first(found[0] if _says_all(found) else _merged(found) for found in kinds.values())
+
+
+def _says_all(found: list[Finding]) -> bool:
+    return len(found) == 1 and not (found[0].example and found[0].count > 1)
+
+
+def _merged(found: list[Finding]) -> Finding:
+    first, count = found[0], sum(one.count for one in found)
+    if first.example:
+        where = ", ".join(f"{one.split} {one.count}" for one in found)
+        text = f"{count} examples ({where}), e.g. {first.text}"
+    elif all(one.split for one in found) and len({one.split for one in found}) == len(found):
+        text = "; ".join(f"{one.split}: {one.text}" for one in found)
+    else:
+        text = f"{len(found)} times, e.g. {first.text}"
+    return replace(first, split="", count=count, text=text, example=False)
 
 
 def accepted_codes(value: Any) -> list[str]:

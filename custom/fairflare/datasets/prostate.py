@@ -156,7 +156,7 @@ class Prostate(MasksOnDisk):
     def _of_lists(self, root: Path, site: str) -> dict[str, list[Item]]:
         images = self.needed(root / "dataset_2D")
         path = self.needed(root / "datalist_2D" / f"client_{site}.json")
-        lists = read_datalist(path, images, masks=True, n_classes=0)
+        lists = read_datalist(path, images, masks=True, classes=())
         found = {split: [with_case(item) for item in lists[split]] for split in SPLITS}
         if not found["test"]:
             found["val"], found["test"] = halved(found["val"], derive(self.data_seed, self.name, site))

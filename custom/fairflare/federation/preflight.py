@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 from typing import Any
 
-from fairflare.core.findings import BANDS, KINDS, Finding, accept, unpacked, worst_first
+from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
+from fairflare.core.order import in_order, some
 from fairflare.core.versions import NAMES, TEXT, differences
 from fairflare.federation.checks import (
     Refused,
@@ -25,6 +26,7 @@ from fairflare.federation.messages import Answer
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
 ORDINARY, LITTLE = 1000, 10
+PLACE = {split: k for k, split in enumerate(("", *SPLIT_NAMES))}
 MOST_LINES, SHOWN_LINES = 20, 5
 """Findings that a refusal names, and of more than that how many; all of them stand in the log."""
 
@@ -73,11 +75,19 @@ def inspect_preflight(
 
 def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> str:
     """Why the run cannot start, in one line; empty when it can. A silent site is no reason: others can go on."""
-    lines = [f"{r.site}: {r.code} ({r.detail})" for r in rejections if r.code != "no_answer"]
-    lines += [f"{site}: {line}" for site, statement in statements.items() for line in _errors(statement)]
-    if len(lines) > MOST_LINES:
-        lines = [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
-    return "preflight: " + "; ".join(lines) if lines else ""
+    sites: dict[str, list[str]] = {}
+    for rejection in rejections:
+        if rejection.code != "no_answer":
+            sites.setdefault(f"{rejection.code} ({rejection.detail})", []).append(rejection.site)
+    for site, statement in statements.items():
+        for line in _errors(statement):
+            sites.setdefault(line, []).append(site)
+    lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
+    return "preflight: " + "; ".join(_cut(lines)) if lines else ""
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= MOST_LINES else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
 
 
 def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> dict[str, Rejection]:
@@ -88,8 +98,18 @@ def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Reject
 
 
 def _errors(statement: Statement) -> list[str]:
-    errors = [f for f in statement.findings if f.level == "error"]
-    return [f"{f.split + ': ' if f.split else ''}{f.code}: {f.text}" for f in errors]
+    """One line for each code of the errors, with the splits that have it."""
+    kinds: dict[str, list[Finding]] = {}
+    for one in statement.findings:
+        if one.level == "error":
+            kinds.setdefault(one.code, []).append(one)
+    return [_one_line(code, found) for code, found in kinds.items()]
+
+
+def _one_line(code: str, found: Sequence[Finding]) -> str:
+    splits = [f"{f.split} {f.band}".strip() for f in sorted(found, key=lambda f: PLACE[f.split]) if f.split]
+    text = CODES[code] if len(found) > 1 else found[0].text.removesuffix(f" ({found[0].band})")
+    return f"{', '.join(splits) + ': ' if splits else ''}{code}: {text}"
 
 
 def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str]) -> Statement:

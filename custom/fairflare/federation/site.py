@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairflare.core.execution import Execution, memory_findings
-from fairflare.core.findings import Finding, packed
+from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
@@ -163,7 +163,7 @@ class Site:
         if self.data is not None:
             return []
         found, self.data = self.look()
-        for finding in found:
+        for finding in merged(found):
             self.tell(finding)
         self._findings = found
         return found if self.data is None else []

@@ -4,22 +4,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fairflare.core.order import in_order as in_order
+from fairflare.core.order import natural as natural
+
 MISSING = "\N{EN DASH}"
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which "site-2" comes before "site-10"."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Each name once, in natural order; names that differ only in leading zeros keep a fixed order too."""
-    return sorted(set(names), key=lambda name: (natural(name), name))
 
 
 def number(value: Any) -> float | None:

@@ -139,12 +139,12 @@ def broken_lists(root):
     return {
         "expected JSON": "not json",
         'expected {"training"': "[]",
-        "training\\[1\\]: expected the key 'label', got image": {"training": [good, {"image": "a.png"}]},
-        "training\\[1\\]: label: expected a whole number from 0 to 1, got 2": {
+        "training\\[1\\]: expected the key 'image', got 'label'": {"training": [good, {"label": 0}]},
+        "training\\[1\\]: label: expected a whole number from 0 to 1 or one of a, b, got 2": {
             "training": [good, {**good, "label": 2}]
         },
         "training\\[1\\]: label: .* got True": {"training": [good, {**good, "label": True}]},
-        "training\\[1\\]: image: no such file: b.png": {"training": [good, {**good, "image": "b.png"}]},
+        "training\\[1\\]: image: no such file: 'b.png'": {"training": [good, {**good, "image": "b.png"}]},
         "inside the data root, got '../secret.png'": {"training": [good, {**good, "image": "../secret.png"}]},
         "validation: expected a list, got str": {"training": [good, good], "validation": "none"},
     }
@@ -156,7 +156,7 @@ def test_broken_datalists_name_split_entry_and_cause(tmp_path):
     for message, content in broken_lists(root).items():
         (root / "x.json").write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(UserError, match=message.replace("{", "\\{")) as error:
-            read_datalist(root / "x.json", root, masks=False, n_classes=2)
+            read_datalist(root / "x.json", root, masks=False, classes=("a", "b"))
         assert "\n" not in str(error.value)
 
 

@@ -5,12 +5,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fairflare.app.cli import main
-from fairflare.app.preflight import check_site
+from fairflare.app.preflight import Question, check, check_site
+from fairflare.build import tasks
+from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.core.errors import UserError
-from fairflare.core.findings import CODES, accepted_codes
+from fairflare.core.findings import CODES, accepted_codes, merged
+from own_folder import write_images
 
 
 def save(path, pixels):
@@ -37,7 +41,7 @@ def site(tmp_path):
 def findings(site, kind="classification", classes="2", **values):
     folder, lists = site
     (folder / "data" / "list.json").write_text(lists if isinstance(lists, str) else json.dumps(lists))
-    return check_site(folder / "site.yaml", kind, classes, values)
+    return check_site(folder / "site.yaml", Question(kind, classes, values))
 
 
 def codes(found):
@@ -121,7 +125,7 @@ def test_what_only_some_methods_need_is_an_error_for_those(name, site):
     (folder / "data" / "list.json").write_text(json.dumps(lists))
 
     def levels(**given):
-        found = check_site(folder / "site.yaml", "classification", "2", {"group_by": "none"}, **given)
+        found = check_site(folder / "site.yaml", Question("classification", "2", {"group_by": "none"}, **given))
         return [f.level for f in found if (f.code, f.split, f.count) == (code, split, count)]
 
     assert levels() == levels(method="fedavg") == levels(method="fedism-plus") == ["warning"]
@@ -138,7 +142,7 @@ def test_a_danger_is_never_accepted(name, site):
     changed = BREAKS[name][0](folder, lists)
     lists = changed if isinstance(changed, dict) and name == "few" else lists
     (folder / "data" / "list.json").write_text(json.dumps(lists))
-    found = check_site(folder / "site.yaml", "classification", "2", {}, accepted=list(CODES))
+    found = check_site(folder / "site.yaml", Question("classification", "2", accepted=list(CODES)))
     assert BREAKS[name][1] in codes(found)
     if name != "few":  # its code can be accepted, of other splits
         with pytest.raises(UserError, match="accept: expected codes among"):
@@ -168,12 +172,153 @@ def test_without_a_minimum_count_no_group_is_told_of(site):
     assert codes(findings(site)) == [("warning", "no_min_count", "train", 2)]
 
 
-def test_many_faults_of_a_kind_are_summed_up(site):
+def test_many_faults_of_a_kind_are_one_finding(site):
     folder, lists = site
-    for entry in lists["training"][:9]:
+    for entry in [*lists["training"][:9], lists["testing"][0]]:
         entry["label"] = 9
     found = [f for f in findings(site) if f.code == "label"]
-    assert [f.count for f in found] == [1, 1, 1, 6]
+    assert [(f.split, f.count) for f in found] == [("train", 9), ("test", 1)]
+    [line] = merged(found)
+    assert str(line).startswith("error: 10 examples (train 9, test 1), e.g. datalist list.json: training[0]: label: ")
+
+
+def test_missing_labels_are_counted_and_left_out(site):
+    folder, lists = site
+    lists["training"][0].pop("label")
+    lists["training"][1]["label"] = None
+    lists["training"][2]["label"] = ""
+    found = findings(site, group_by="none")
+    assert codes(found) == [("warning", "no_label", "train", 3)] and "training[0]: has no label" in found[0].text
+    root = folder / "data"
+    kept = read_datalist(root / "list.json", root, masks=False, classes=("well", "ill"))
+    assert len(kept["train"]) == 9 and len(kept["val"]) == 6
+
+
+def test_labels_may_be_names_of_classes(site):
+    folder, lists = site
+    for entry in lists["training"][:8]:
+        entry["label"] = ("well", "ill")[entry["label"]]
+    assert findings(site, classes="well,ill", group_by="none") == []
+    kept = read_datalist(folder / "data" / "list.json", folder / "data", masks=False, classes=("well", "ill"))
+    assert [item.label for item in kept["train"]] == [i % 2 for i in range(12)]
+    lists["training"][0]["label"] = "Ill"
+    [found] = [f for f in findings(site, classes="well,ill") if f.level == "error"]
+    assert "expected a whole number from 0 to 1 or one of well, ill, got 'Ill'" in found.text
+
+
+def linked(site, number, target):
+    """Image ``number`` of the site as a link to ``target``."""
+    path = site[0] / "data" / f"{number}.png"
+    path.rename(target) if not target.exists() else path.unlink()
+    path.symlink_to(target)
+
+
+def test_a_link_out_of_the_data_root_is_called_one(site):
+    linked(site, 0, site[0] / "outside.png")
+    linked(site, 1, site[0] / "data" / "inside.png")
+    [found] = [f for f in findings(site, group_by="none")]
+    assert codes([found]) == [("error", "link_outside", "train", 1)] and "'0.png' is a symbolic link" in found.text
+    (site[0] / "outside.png").unlink()
+    (site[0] / "data" / "1.png").unlink()
+    (site[0] / "data" / "1.png").symlink_to("gone.png")
+    found = findings(site, group_by="none")
+    assert {f.code for f in found} == {"link_outside", "missing_file"}
+    assert any("'1.png' (a symbolic link whose file is gone)" in f.text for f in found)
+
+
+def test_a_site_may_allow_its_links_and_no_list_may_use_them_to_climb(site):
+    folder, lists = site
+    linked(site, 0, folder / "outside.png")
+    (folder / "elsewhere" / "deep").mkdir(parents=True)
+    (folder / "elsewhere" / "secret.png").write_bytes((folder / "outside.png").read_bytes())
+    (folder / "data" / "link").symlink_to(folder / "elsewhere" / "deep")
+    (folder / "site.yaml").write_text("data_root: data\ndatalist: list.json\nlinks: true\n")
+    assert findings(site, group_by="none") == []
+    for text in ("link/../secret.png", "../outside.png", str(folder / "outside.png")):
+        lists["training"][0]["image"] = text
+        assert ("error", "path_outside", "train", 1) in codes(findings(site, group_by="none"))
+
+
+def test_links_in_a_circle_and_names_that_are_none(site):
+    folder, lists = site
+    (folder / "data" / "loop.png").symlink_to("loop.png")
+    for text in ("loop.png", "x" * 5000, "a\0b", 7, ""):
+        lists["training"][0]["image"] = text
+        [found] = [f for f in findings(site, group_by="none") if f.level == "error"]
+        assert found.code in ("unreadable", "missing_file", "entry") and len(found.text) < 300
+
+
+def test_the_list_of_the_decathlon_is_read(site):
+    folder, lists = site
+    content = masks(lists)
+    tests = [f"./{entry['image']}" for entry in content.pop("testing")]
+    about = {"name": "Brain", "modality": {"0": "MRI"}, "labels": {"0": "background", "255": "eye"}, "numTest": 4}
+    (folder / "data" / "dataset.json").write_text(json.dumps({**about, **content, "test": tests}))
+    (folder / "site.yaml").write_text("data_root: data\ndatalist: dataset.json\n")
+    found = check_site(folder / "site.yaml", Question("segmentation", "eye"))
+    assert codes(found) == [("error", "empty_split", "test", 0), ("warning", "no_label", "test", 4)]
+
+
+def test_a_folder_of_sites_has_a_line_for_each_site_and_kind_of_problem(tmp_path, capsys):
+    sites = [f"site-{k}" for k in range(1, 13)]
+    write_images(tmp_path / "data", masks=False, sites=sites)
+    for site in sites[2:]:
+        path = tmp_path / "data" / f"client_{site}.json"
+        lists = json.loads(path.read_text())
+        for entry in lists["training"][:5] + lists["testing"][:2]:
+            entry["label"] = 7
+        path.write_text(json.dumps(lists))
+    own = [str(tmp_path / "data"), "--kind", "classification", "--classes", "2"]
+    with pytest.raises(SystemExit) as end:
+        main(["preflight", *own, "--set", "group_by=none"])
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert end.value.code == 1 and len(lines) == 11 and err.count("\n") == 1 and len(err) < 160
+    assert [line.split(":")[0] for line in lines[:-1]] == sites[2:]
+    assert lines[-1] == "site-1, site-2: nothing found: the data can be used"
+    with pytest.raises(SystemExit):
+        main(["preflight", *own, "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert (
+        list(shown) == sites and {"level": "error", "code": "label", "split": "train", "count": ""} in shown["site-3"]
+    )
+    with pytest.raises(SystemExit):
+        main(["run", "fedavg", "--datalists", *own, "--rounds", "1", "--out", str(tmp_path / "r")])
+    told = capsys.readouterr().err.splitlines()
+    refused = [line for line in told if line.startswith("fairflare: ")]
+    assert sum("label" in line and "error" in line for line in told) == 10 and len(refused) == 1
+    assert refused[0].startswith("fairflare: preflight: site-3, site-4, site-5, site-6, site-7 and 5 more: ")
+    assert len(refused[0]) < 200
+
+
+def test_a_folder_of_configurations(site, tmp_path):
+    folder, lists = site
+    (folder / "data" / "list.json").write_text(json.dumps(lists))
+    (tmp_path / "sites").mkdir()
+    for name in ("b10", "b9"):
+        (tmp_path / "sites" / f"{name}.yaml").write_text("data_root: ../data\ndatalist: list.json\n")
+    asked = Question("classification", "2", {"group_by": "none"})
+    assert check(tmp_path / "sites", asked) == {"b9": [], "b10": []}
+    with pytest.raises(UserError, match="--site: goes with one site's configuration"):
+        check(tmp_path / "sites", Question("classification", "2", site="b9"))
+
+
+@pytest.mark.parametrize("kind, size", [("segmentation", 28), ("classification", 28), ("classification", 16)])
+def test_images_of_any_size(kind, size):
+    options = {"labels": "a,b", "size": size, "channels": 1}
+    network = tasks.load(kind, **options).network()
+    shape = network(torch.rand(2, 1, size, size)).shape
+    assert shape == ((2, 2, size, size) if kind == "segmentation" else (2, 2))
+    plain = tasks.load(kind, **{**options, "size": 64}).network().state_dict()
+    assert {k: v.shape for k, v in network.state_dict().items()} == {k: v.shape for k, v in plain.items()}
+
+
+def test_rows_without_an_outcome_are_counted_and_left_out(tmp_path):
+    rows = [f"{i},{['0', '1', ''][i % 3]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("age,label\n" + "\n".join(rows))
+    (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: t.csv\nmin_count: 5\n")
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", {"features": "age", "group_by": "none"}))
+    assert codes(found) == [("warning", "no_label", "", 20)]
 
 
 def test_the_command_prints_lines_and_exits(site, capsys):
@@ -191,7 +336,7 @@ def test_the_command_prints_lines_and_exits(site, capsys):
 def test_a_table_with_one_outcome(tmp_path):
     (tmp_path / "t.csv").write_text("age,label\n" + "\n".join(f"{i},0" for i in range(30)))
     (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: t.csv\nmin_count: 5\n")
-    found = check_site(tmp_path / "site.yaml", "tabular", "2", {"features": "age"})
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", {"features": "age"}))
     assert ("error", "one_class", "train") in [c[:3] for c in codes(found)]
-    found = check_site(tmp_path / "site.yaml", "tabular", "2", {"features": "height"})
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", {"features": "height"}))
     assert codes(found) == [("error", "column", "", 1)] and "expected a column 'height'" in found[0].text

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,8 +14,8 @@ from fairflare.core.errors import RunFailed, UserError
 
 
 @click.command()
-@click.argument("site_config", type=PATH)
-@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where they have a datalist.")
+@click.argument("path", type=PATH)
+@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where `fairflare init` has not said it.")
 @click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
 @click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
@@ -23,7 +24,7 @@ from fairflare.core.errors import RunFailed, UserError
 @set_option
 @as_json
 def preflight(
-    site_config: Path,
+    path: Path,
     kind: str | None,
     task: str | None,
     classes: str | None,
@@ -33,23 +34,29 @@ def preflight(
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Look for what is wrong with a site's data; exit code 1 when a run would be refused.
+    """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
 
-    Run it at the hospital: its lines may name files. With --json it prints what may leave the site: no counts but
-    the bands they lie in.
+    PATH is a site's configuration file, a folder of such files, or the folder of all sites that `fairflare init` has
+    seen. One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints
+    what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.app import console
-    from fairflare.app.preflight import check_site, leaving
+    from fairflare.app.preflight import Question, check, leaving
     from fairflare.core.findings import accepted_codes
+    from fairflare.core.order import some
 
-    chosen = kind or task
-    if chosen is None or (kind and task):
+    if kind and task:
         raise UserError("preflight: expected either --kind or --task")
     values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
-    findings = check_site(site_config, chosen, classes, values, site, method, accepted)
-    console.dump(leaving(site_config, findings)) if as_json else console.findings(findings)
-    if any(f.level == "error" for f in findings):
-        raise RunFailed("preflight: the data have errors, no run can start")
+    found = check(path, Question(kind or task or "", classes, values, site, method, accepted))
+    if as_json:
+        shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
+        console.dump(shown if path.is_dir() else next(iter(shown.values())))
+    else:
+        console.findings(found, path.is_dir())
+    if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
+        where = f" at {some(broken)}" if path.is_dir() else ""
+        raise RunFailed(f"preflight: the data{where} have errors, no run can start")
 
 
 @click.command()

@@ -23,6 +23,8 @@ PREFIX = "client_"
 MOST_CLASSES = 1000
 DESCRIPTION = "dataset"
 """``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
+INSIDE = "fairflare"
+"""The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
 class OwnData(Task):
@@ -100,12 +102,17 @@ class OwnData(Task):
         if own is not None and (own.datalist or self.build_data):
             return own
         if self.datalists:
-            datalist = "" if self.build_data else self._list_of(site).name
             base = own or SiteConfig(site=site)
-            return dataclasses.replace(base, data_root=self.datalists, datalist=datalist)
+            root, links = root_of(Path(self.datalists))
+            datalist = "" if self.build_data else str(self._list_of(site).relative_to(root))
+            return dataclasses.replace(base, data_root=str(root), datalist=datalist, links=base.links or links)
         if self.build_data:
             return own or SiteConfig(site=site)
         raise DataError("no_datalist", f"site {site}: expected a site configuration with data_root and datalist")
+
+    def unlabelled(self, own: SiteConfig) -> int:
+        """How many rows of a table have no label; the entries of a datalist are counted as they are read."""
+        return 0
 
     @abstractmethod
     def read(self, own: SiteConfig) -> TensorData:
@@ -133,16 +140,36 @@ class OwnData(Task):
         dict(self.attributes)  # raises where they cannot be read
 
 
+def root_of(folder: Path) -> tuple[Path, bool]:
+    """The folder at which the paths of the lists in ``folder`` start, and whether links there may lead out of it."""
+    described = read_description(folder)
+    above = described.get("root") == ".." and folder.name == INSIDE
+    return (folder.parent if above else folder), bool(described.get("links"))
+
+
+def folder_of_lists(folder: Path) -> Path:
+    """Where the lists of the data in ``folder`` are: there, or in the folder inside it that ``init`` has written."""
+    inside = folder / INSIDE
+    return inside if (inside / f"{DESCRIPTION}.json").is_file() else folder
+
+
 def read_description(folder: Path) -> dict[str, Any]:
-    """What ``dataset.json`` says of a folder of datalists; empty without one, UserError when it cannot be read."""
+    """What ``dataset.json`` says of a folder of datalists; UserError when it cannot be read.
+
+    Empty without the file, and where it is the Decathlon's own, which lists images.
+    """
     path = folder / f"{DESCRIPTION}.json"
     if not path.is_file():
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {"kind": str(found["kind"]), "classes": _texts(found["classes"]), "options": dict(found["options"])} | {
-            key: dict(found.get(key, {})) for key in ("shared", "table_sets")
-        }
+        if "kind" not in found and "training" in found:
+            return {}
+        return (
+            {"kind": str(found["kind"]), "classes": _texts(found["classes"]), "options": dict(found["options"])}
+            | {key: dict(found.get(key, {})) for key in ("shared", "table_sets", "sites")}
+            | {"root": found.get("root", "."), "links": found.get("links") is True}
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path.name}: expected what fairflare prepare writes ({type(error).__name__})") from None
 
@@ -156,4 +183,4 @@ def _texts(found: Any) -> list[str]:
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
     """Names of the sites that have a list in ``folder``, sorted."""
     lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
-    return sorted({path.stem.removeprefix(PREFIX) for path in lists})
+    return sorted({path.stem.removeprefix(PREFIX) for path in lists if not path.name.startswith(".")})

@@ -17,6 +17,8 @@ from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
 
+SMALLEST = 16
+"""Edge in pixels that the networks' poolings leave something of."""
 SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
 
@@ -37,7 +39,9 @@ class OwnImages(OwnData):
     def read(self, own: SiteConfig) -> TensorData:
         """The images of the site's datalist."""
         root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, masks=not self.class_labels, n_classes=len(self.classes))
+        found = read_datalist(
+            root / own.datalist, root, masks=not self.class_labels, classes=self.classes, links=own.links
+        )
         mean, std = self._scaling()
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
 
@@ -48,7 +52,7 @@ class OwnImages(OwnData):
         folder = Path(self.datalists) / SHARED
         found, masks = [], not self.class_labels
         for name, about in read_description(folder.parent)["shared"].items():
-            lists = read_datalist(folder / f"{name}.json", folder, masks=masks, n_classes=len(self.classes))
+            lists = read_datalist(folder / f"{name}.json", folder, masks=masks, classes=self.classes)
             found.append(
                 test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
             )
@@ -77,9 +81,8 @@ class OwnImages(OwnData):
         expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
         return found[0], found[1]
 
-    def _check_images(self, fewest: int, multiple: int = 1) -> None:
+    def _check_images(self, fewest: int) -> None:
         self._check_own(fewest)
-        fits = 32 <= self.size <= 1024 and self.size % multiple == 0
-        expect("size", fits, f"a multiple of {multiple} in 32..1024" if multiple > 1 else "32..1024", self.size)
+        expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
         self._scaling()

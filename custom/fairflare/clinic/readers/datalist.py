@@ -5,13 +5,16 @@
      "validation": [...],
      "testing":    [...]}
 
-"label" is a class number (classification) or the path of a mask (segmentation). Paths are relative to the data root and
-must stay inside it. Further keys are attributes. For tables there is one file: see ``tabular``.
+"label" is a class's number or name (classification) or the path of a mask (segmentation); an entry without one is left
+out, and counted. Paths are relative to the data root and must stay inside it. Further keys are attributes. The
+Decathlon's own ``dataset.json`` is read too: its "test" is a list of paths without labels. For tables there is one
+file: see ``tabular``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +23,15 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import DataError
+from fairflare.core.validation import shown
 
 SPLITS = {"training": "train", "validation": "val", "testing": "test"}
+NO_LABEL = "no_label"
+"""Code of an entry without a label, which is no mistake."""
+LONGEST_NAMES = 60
+"""Characters of the classes' names that a message lists."""
+DECATHLON_TESTS = "test"
+"""What the Decathlon calls its list of test images."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +49,29 @@ class Item:
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-def read_datalist(path: Path, root: Path, *, masks: bool, n_classes: int) -> dict[str, list[Item]]:
-    """Split ("train", "val", "test") -> items in the list's order.
+def read_datalist(
+    path: Path, root: Path, *, masks: bool, classes: Sequence[str], links: bool = False
+) -> dict[str, list[Item]]:
+    """Split ("train", "val", "test") -> items in the list's order, without those that have no label.
 
     Args:
         path: the JSON file.
         root: the data root.
         masks: whether labels are paths of masks.
-        n_classes: class labels are whole numbers below this; ignored for masks.
+        classes: their names; a label is one of them, or its place from 0. Ignored for masks.
+        links: whether a symbolic link in the data root may lead out of it.
 
     Raises:
         DataError: names the file, the split, the entry's number (from 0), what was expected and what came.
     """
     found = {}
     for key, entries in read_lists(path).items():
-        found[SPLITS[key]], errors = checked_items(path.name, key, entries, root, masks=masks, n_classes=n_classes)
-        if errors:
-            raise errors[0]
+        found[SPLITS[key]], errors = checked_items(
+            path.name, key, entries, root, masks=masks, classes=classes, links=links
+        )
+        for error in errors:
+            if error.code != NO_LABEL:
+                raise error
     return found
 
 
@@ -74,46 +90,85 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
         if not isinstance(content.get(key, []), list):
             kind = type(content[key]).__name__
             raise DataError("datalist", f"datalist {path.name}: {key}: expected a list, got {kind}")
+    tests = content.get(DECATHLON_TESTS, [])
+    if "testing" not in content and isinstance(tests, list):
+        content["testing"] = [{"image": one} if isinstance(one, str) else one for one in tests]
     return {key: content.get(key, []) for key in SPLITS}
 
 
 def checked_items(
-    file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, n_classes: int
+    file: str,
+    key: str,
+    entries: Sequence[Any],
+    root: Path,
+    *,
+    masks: bool,
+    classes: Sequence[str],
+    links: bool = False,
 ) -> tuple[list[Item], list[DataError]]:
     """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []
     for i, entry in enumerate(entries):
         try:
-            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, n_classes))
+            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, classes, links))
         except DataError as error:
             errors.append(error)
     return items, errors
 
 
-def _item(where: str, entry: Any, root: Path, masks: bool, n_classes: int) -> Item:
+def _item(where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str], links: bool) -> Item:
     if not isinstance(entry, dict):
         raise DataError("entry", f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
-    for key in ("image", "label"):
-        if key not in entry:
-            got = ", ".join(map(str, entry)) or "none"
-            raise DataError("missing_key", f"{where}: expected the key {key!r}, got {got}")
-    label: int | Path = inside(root, entry["label"], f"{where}: label") if masks else entry["label"]
-    if not masks and (type(label) is not int or not 0 <= label < n_classes):
-        raise DataError("label", f"{where}: label: expected a whole number from 0 to {n_classes - 1}, got {label!r}")
+    if "image" not in entry:
+        got = ", ".join(map(str, entry)) or "none"
+        raise DataError("missing_key", f"{where}: expected the key 'image', got {shown(got)}")
+    given = entry.get("label")
+    if given is None or given == "" or given != given:  # NaN: how a table's empty cell may be written
+        raise DataError(NO_LABEL, f"{where}: has no label")
+    label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label")}
-    return Item(inside(root, entry["image"], f"{where}: image"), label, attributes)
+    return Item(inside(root, entry["image"], f"{where}: image", links), label, attributes)
 
 
-def inside(root: Path, text: Any, where: str) -> Path:
-    """The file ``text`` below ``root``; DataError when it is missing or leads out of it."""
-    if not isinstance(text, str) or not text:
-        raise DataError("entry", f"{where}: expected a path, got {text!r}")
-    path = (root / text).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise DataError("path_outside", f"{where}: expected a path inside the data root, got {text!r}")
-    if not path.is_file():
-        raise DataError("missing_file", f"{where}: no such file: {text}")
-    return path
+def _class(given: Any, classes: Sequence[str], where: str) -> int:
+    """The place of the class that an entry names, by name or by number."""
+    if isinstance(given, str) and given in classes:
+        return classes.index(given)
+    if type(given) is not int or not 0 <= given < len(classes):
+        names = f" or one of {', '.join(classes)}"
+        known = names if len(names) <= LONGEST_NAMES else " or a class's name"
+        text = f"{where}: expected a whole number from 0 to {len(classes) - 1}{known}, got {shown(given)}"
+        raise DataError("label", text)
+    return given
+
+
+def inside(root: Path, text: Any, where: str, links: bool = False) -> Path:
+    """The file ``text`` below ``root``, with its links followed.
+
+    A list may come from elsewhere, so that what it names must lie below the data root. A symbolic link there was made
+    by somebody who may write there; it may lead out of the root where the site says so (``links``).
+
+    Raises:
+        DataError: the file is missing or leads out of the root; says so where a symbolic link is the reason.
+    """
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise DataError("entry", f"{where}: expected a path, got {shown(text)}")
+    home, named = root.resolve(), Path(text)
+    try:
+        path = (home / text).resolve()
+        found = path.is_file()
+    except (OSError, RuntimeError):  # links in a circle, names too long
+        raise DataError("unreadable", f"{where}: {shown(text)} leads nowhere") from None
+    by_link = not named.is_absolute() and os.pardir not in named.parts
+    if not path.is_relative_to(home) and not (links and by_link):
+        if by_link:
+            says = "is a symbolic link out of the data root (the site's file may allow it: links: true)"
+            raise DataError("link_outside", f"{where}: {shown(text)} {says}")
+        raise DataError("path_outside", f"{where}: expected a path inside the data root, got {shown(text)}")
+    if not found:
+        gone = " (a symbolic link whose file is gone)" if (home / text).is_symlink() else ""
+        raise DataError("missing_file", f"{where}: no such file: {shown(text)}{gone}")
+    return path if path.suffix.lower() == named.suffix.lower() else home / text
 
 
 def attribute_columns(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ class Classification(OwnImages):
         site_names: the sites; filled from the folder.
         labels: number of classes, or their names.
         attribute_values: sensitive attributes and their values.
-        size: edge in pixels that images are resampled to, 32..1024.
+        size: edge in pixels that images are resampled to, 16..1024.
         channels: 1 (grey) or 3.
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.

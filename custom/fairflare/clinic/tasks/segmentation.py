@@ -18,6 +18,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
 
 BACKGROUND = "background"
+MULTIPLE = 16
+"""Of the edge in pixels that the U-Nets' four poolings divide."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Segmentation(Masks, OwnImages):
         mask_values: structure -> pixel values in the mask files, "disc=128|0; cup=0; background=255"; the background is
             0 unless given. Empty: 1 for the first structure, 2 for the second ..., and 1 or 255 for a single one.
         attribute_values: sensitive attributes and their values.
-        size: edge in pixels that images and masks are resampled to, a multiple of 16 in 32..1024.
+        size: edge in pixels that images and masks are resampled to, 16..1024; the package's networks fill an edge that
+            is no multiple of 16 up to one with zeros, inside, and cut their output back.
         channels: 1 (grey) or 3.
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
@@ -72,8 +75,12 @@ class Segmentation(Masks, OwnImages):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_images(fewest=1, multiple=16)
+        self._check_images(fewest=1)
         own_network.check_model(self.model, ("small-unet", "unet"))
+        if self.model == "unet":
+            expect(
+                "size", self.size > MULTIPLE, f"above {MULTIPLE} for unet, whose last stage is then a pixel", self.size
+            )
         self.values()
 
     @property
@@ -100,7 +107,8 @@ class Segmentation(Masks, OwnImages):
     def network(self) -> nn.Module:
         """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
-        return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
+        shapes = (self.channels, *edges), (len(self.classes), *edges)
+        return own_network.build(self.model, *shapes, norm=self.norm, padding=-self.size % MULTIPLE)
 
     def reader(self) -> Reader:
         """Images with their masks."""

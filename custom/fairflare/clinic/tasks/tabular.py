@@ -35,8 +35,9 @@ FEWEST = 10
 class Tabular(OwnData):
     """One CSV or Parquet file per site with named columns: a label, features that are numbers, and attributes.
 
-    Each site fills gaps with its own training median and scales with its own training mean and spread. A column "split"
-    with train, val or test fixes the split; without one it is drawn from ``data_seed``.
+    Rows without a label are left out. Each site fills gaps with its own training median and scales with its own
+    training mean and spread. A column "split" with train, val or test fixes the split; without one it is drawn from
+    ``data_seed``.
 
     Args:
         datalists: folder with <site>.csv or <site>.parquet per site on this machine.
@@ -110,6 +111,14 @@ class Tabular(OwnData):
         }
         return TensorData.of(splits, n_classes=len(self.classes))
 
+    def unlabelled(self, own: SiteConfig) -> int:
+        """How many rows of the site's table have no label."""
+        table = Path(own.data_root) / own.datalist
+        if not table.is_file():
+            return 0
+        found = _as_text(table)
+        return int((found[self.label].str.strip() == "").sum()) if self.label in found.columns else 0
+
     def drawn(self) -> tuple[str, ...]:
         """The split, where a table has no column that says it."""
         return (OPEN_SPLIT,)
@@ -127,8 +136,9 @@ class Tabular(OwnData):
             if name not in table.columns:
                 known = ", ".join(map(str, table.columns))
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
+        table = table[table[self.label].str.strip() != ""]
         if len(table) < FEWEST:
-            text = f"table {path.name}: expected at least {FEWEST} rows, got {len(table)}"
+            text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
         return {str(name): [str(cell).strip() for cell in table[name]] for name in table.columns}
 
