@@ -22,6 +22,7 @@ from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts
 from fairflare.build.secure_sums import server_part, site_part, summed
 from fairflare.clinic.base import Task, TestSet
+from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
@@ -33,6 +34,7 @@ from fairflare.core.types import Batch, SiteData, StateDict, Training
 from fairflare.core.versions import versions
 from fairflare.federation.asked import Asked, asked_file
 from fairflare.federation.audit import AuditLog
+from fairflare.federation.best import NO_CHOICE, Choice
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.evaluation import finite, predict
 from fairflare.federation.files import AUDIT, CONFIG, MOST_JSON, read_bytes
@@ -107,7 +109,13 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after.at_server(config, parts),
+        choice=choice_of(config, parts.task.headline),
     )
+
+
+def choice_of(config: RunConfig, headline: str) -> Choice:
+    """How the run chooses its best model."""
+    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites)
 
 
 def _is_scored(parts: Parts) -> bool:
@@ -236,6 +244,7 @@ def build_site(
         memory=kept,
         egress=after.may_leave(config, parts, allowed(parts, config.secure_sum)),
         after=after.at_site(config, parts, min_count, memory),
+        keeps_best=config.best_by != NO_CHOICE,
         asked=Asked(None if memory is None else asked_file(memory)),
         look=look,
         tell=tell,

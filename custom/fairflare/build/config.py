@@ -22,6 +22,7 @@ from fairflare.core.findings import ACCEPTABLE, accepted_codes
 from fairflare.core.settings import Given, Owners, bare, flat, nested, owner_of
 from fairflare.core.types import Round, Training
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.federation.best import BY, NO_CHOICE
 from fairflare.federation.norms import RATIO
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.protocol import LEAST
@@ -50,6 +51,9 @@ RUN_KEYS = (
     "clip_at",
     "clip_memory",
     "cap_weights",
+    "best_by",
+    "best_weight",
+    "headline",
     "accept",
 )
 NO_CHOICES = ("federation", "task_timeout")
@@ -107,6 +111,10 @@ class RunConfig:
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``federation.after``.
         after_settings: every parameter of it.
+        best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
+            "trade-off", see ``federation.best``.
+        best_weight: w of the trade-off, mean - w (mean - worst).
+        headline: whose results the report shows first: those of the "final" or of the "best" model.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -143,6 +151,9 @@ class RunConfig:
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
     after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
+    best_weight: Annotated[float, Range(0, 1)] = 0.5
+    headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 

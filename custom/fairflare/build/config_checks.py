@@ -17,10 +17,12 @@ from fairflare.clinic.grouping import LABEL
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
+from fairflare.core.schema import HIDDEN_METRICS
 from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.federation.after.base import Shape
+from fairflare.federation.best import NO_CHOICE
 from fairflare.federation.memory import PERSONAL_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
@@ -53,6 +55,7 @@ def checked_config(config: RunConfig) -> RunConfig:
     _check_early_end(config, made.selector, config.clients or list(task.sites()))
     after_settings = _check_after(config, task)
     _check_bounds(config, made.rule)
+    _check_best(config, made.rule, task.headline)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
@@ -83,6 +86,22 @@ def _check_bounds(config: RunConfig, rule: Rule) -> None:
         raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
     if reason := bounds.uncappable(rule):
         raise UserError(f"cap_weights: {reason}")
+
+
+def _check_best(config: RunConfig, rule: Rule, headline: str) -> None:
+    """Raise UserError where no best model can be chosen as the run asks."""
+    if config.best_by == NO_CHOICE:
+        expected("headline", config.headline == "final", "final without best_by", config.headline)
+    if config.best_by != "trade-off":
+        expected("best_weight", config.best_weight == 0.5, "0.5 without best_by=trade-off", config.best_weight)
+    if config.best_by == NO_CHOICE:
+        return
+    if rule.own_models:
+        raise UserError(f"best_by: {config.method} gives sites models of their own, so that a round has no one model")
+    if config.secure_sum != NONE and headline in HIDDEN_METRICS:
+        raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
+    if config.headline == "best" and config.after != "none":
+        raise UserError(f"headline: expected final with after={config.after}, which is of the final model, got best")
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:

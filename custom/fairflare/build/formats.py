@@ -30,6 +30,9 @@ LATER: Mapping[str, Any] = {
     "cap_weights": 1.0,
     "after": "none",
     "after_settings": {},
+    "best_by": "none",
+    "best_weight": 0.5,
+    "headline": "final",
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {"heart": {"reference": False, "scaling": "centre"}}

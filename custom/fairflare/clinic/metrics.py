@@ -39,6 +39,11 @@ def chance(metric: str, n_classes: int) -> float | None:
     return 0.5 if metric in ("auc", "auc_ovo", "auc_ovr") else None
 
 
+def is_higher_better(metric: str) -> bool:
+    """Whether a larger value of the metric is a better one."""
+    return not metric.endswith(("loss", "error"))
+
+
 def described(metrics: Iterable[str], n_classes: int) -> dict[str, dict[str, Any]]:
     """Metric -> label, meaning ("" where unknown), chance (None where unknown) and higher_is_better, for a report."""
     return {
@@ -46,7 +51,7 @@ def described(metrics: Iterable[str], n_classes: int) -> dict[str, dict[str, Any
             "label": label(name),
             "meaning": MEANINGS.get(name, ""),
             "chance": chance(name, n_classes),
-            "higher_is_better": not name.endswith(("loss", "error")),
+            "higher_is_better": is_higher_better(name),
         }
         for name in metrics
     }

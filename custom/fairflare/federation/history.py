@@ -3,7 +3,8 @@
 
 A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
 from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
-A round's line may say that its model is "unscored"; then one "scores" line, anywhere between it and a completed run's
+A "best" line behind the evaluation names the model that a run chooses. A round's line may say that its model is
+"unscored"; then one "scores" line, anywhere between it and a completed run's
 end, holds what the model got on the shared test sets. A "report" line may stand anywhere behind: it holds the hashes of
 the report's files.
 """
@@ -33,6 +34,7 @@ OLD = f"{AUDIT}: was written by an older version of this package, which alone ca
 NUMBER = (int, float)
 NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
+TRUTH = bool
 REJECTED = {str: {"code": str, "detail": str}}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
@@ -52,6 +54,18 @@ SHAPES: dict[str, dict[Any, Any]] = {
     "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
     "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
     "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
+    "best": {
+        "by": str,
+        "weight": NUMBER,
+        "metric": str,
+        "higher": TRUTH,
+        "own": TRUTH,
+        "round": int,
+        "values": {str: NUMBERS},
+        "sites": {str: dict},
+        "rejected": REJECTED,
+        "model_sha256": str,
+    },
     "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
@@ -92,6 +106,8 @@ class RunHistory:
         reports: the lines that record a report, in their order.
         left: round -> hash of the model that it left to be scored later.
         unscored: those of these rounds whose scores are still owed.
+        models: round -> hash of the model that it left.
+        chosen: the line that names the best model, since the run last went on; empty: none does.
     """
 
     start: Entry
@@ -103,6 +119,8 @@ class RunHistory:
     reports: list[Entry] = field(default_factory=list)
     left: dict[int, str] = field(default_factory=dict)
     unscored: set[int] = field(default_factory=set)
+    models: dict[int, str] = field(default_factory=dict)
+    chosen: Entry = field(default_factory=dict)
 
     @property
     def completed(self) -> bool:
@@ -239,6 +257,7 @@ def _round(run_history: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
     _keep_declared(run_history, entry, number)
     run_history.before, run_history.standing = run_history.standing, _standing(expected, entry)
+    run_history.models[expected] = entry["model_sha256"]
     if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
         raise UserError(f"{AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
@@ -267,6 +286,15 @@ def _evaluation(run_history: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
     _same_model(run_history, entry, number)
     run_history.evaluated = True
+
+
+def _best(run_history: RunHistory, entry: Entry, number: int) -> None:
+    """Once, between the evaluation and the end; the model is one that a round left."""
+    early = not run_history.evaluated or run_history.finish or run_history.chosen
+    known = run_history.models.get(entry["round"]) == entry["model_sha256"]
+    if early or run_history.last["event"] != "evaluation" or not known:
+        raise UserError(f"{AUDIT}: line {number}: no choice of a model can stand here")
+    run_history.chosen = entry
 
 
 def _after(run_history: RunHistory, entry: Entry, number: int) -> None:
@@ -301,7 +329,7 @@ def _resume(run_history: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
     _back_to(run_history, allowed[0])
     _keep_declared(run_history, entry, number)
-    run_history.finish, run_history.evaluated = {}, False
+    run_history.finish, run_history.evaluated, run_history.chosen = {}, False, {}
 
 
 def _back_to(run_history: RunHistory, standing: Standing) -> None:
@@ -315,6 +343,7 @@ _STEPS = {
     "scores": _scores,
     "round_failed": _round_failed,
     "evaluation": _evaluation,
+    "best": _best,
     "after": _after,
     "finish": _finish,
     "resume": _resume,
@@ -359,7 +388,7 @@ def _misfit(value: Any, shape: Any, name: str = "") -> str:
     if isinstance(shape, list):
         return "" if isinstance(value, list) and not any(_misfit(item, shape[0], name) for item in value) else name
     if not isinstance(shape, dict):
-        return "" if isinstance(value, shape) and not isinstance(value, bool) else name
+        return "" if isinstance(value, shape) and isinstance(value, bool) == (shape is TRUTH) else name
     if not isinstance(value, dict):
         return name
     wanted = {key: shape[str] for key in value} if str in shape else shape

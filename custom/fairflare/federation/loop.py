@@ -20,10 +20,11 @@ from fairflare.federation.after.server import After
 from fairflare.federation.aggregation.base import Aggregation, Trained
 from fairflare.federation.aggregation.plain import Plain
 from fairflare.federation.audit import AuditLog, model_hash
+from fairflare.federation.best import Best, Choice, check_files
 from fairflare.federation.checks import Rejection, silent
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.entries import by_site, round_entry, too_few
-from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, UNSCORED, is_there
+from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.federation.history import (
     COMPLETED,
@@ -90,6 +91,7 @@ class Federation:
         after: what is done with the final model once it has been evaluated; None: nothing.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
+        choice: how the best model among those of the rounds is chosen; by default none is.
     """
 
     rule: Rule
@@ -114,6 +116,7 @@ class Federation:
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     trainer: Trainer = field(default_factory=PlainTrainer)
     after: After | None = None
+    choice: Choice = field(default_factory=Choice)
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -124,6 +127,7 @@ class Federation:
         self._audit = AuditLog(self.folder / AUDIT)
         self._traffic = Traffic(Spooled(self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
+        self._best = Best(self.folder, self.choice)
         standing = [self._open(initial)]
         del initial  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
@@ -134,7 +138,7 @@ class Federation:
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
-            self._evaluate(standing)
+            self._choose(standing, self._evaluate(standing))
             self._adjust(standing)
             self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
@@ -144,6 +148,7 @@ class Federation:
             self._fail(standing, f"internal error: {type(error).__name__}")
             raise
         self._close(standing, COMPLETED, "")
+        self._best.clear()
         return standing
 
     def _fail(self, standing: Checkpoint, reason: str) -> None:
@@ -161,10 +166,12 @@ class Federation:
             standing = read_standing(self.folder, run_history) or begun
             read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
+            check_files(self.folder, self._audit.entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
                 raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
+            self._best.go_on(self._audit.entries, standing.round)
         self._sha256 = model_hash(standing.model)
         self._counted = last_counted(self._audit.entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
@@ -176,7 +183,7 @@ class Federation:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
         if not self._audit.entries:
-            for name in (CHECKPOINT, MODEL, UNSCORED):
+            for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS):
                 if is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
             return None
@@ -261,8 +268,10 @@ class Federation:
         line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
         if owed:
             self._backlog.owe(round.number, outcome.model, left["model_sha256"])
+        self._best.challenge(standing.round, standing.model, self._sha256, line)
         after = dataclasses.replace(after, entry=line["hash"])
         save_checkpoint(self.folder / CHECKPOINT, after)
+        self._best.settle()
         self._sha256 = left["model_sha256"]
         self._counted |= dict.fromkeys(line["accepted"], round.number)
         self._log_scores(self._backlog.ready())
@@ -344,7 +353,8 @@ class Federation:
             self.trainer.tensors_for(standing.trainer, site, info),
         )
         counted = self._counted.get(site, 0)
-        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted}
+        best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
@@ -355,7 +365,7 @@ class Federation:
             self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
             raise RunFailed(too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
 
-    def _evaluate(self, standing: Checkpoint) -> None:
+    def _evaluate(self, standing: Checkpoint) -> dict[str, dict[str, Any]]:
         """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
         present, away = self._participation.of(self.transport.sites())
         sites, rejections = self._results(dict.fromkeys(present, standing.model))
@@ -364,6 +374,25 @@ class Federation:
             sites[site][PERSONAL] = found.get(PERSONAL, found)
         rejected = by_site(more + rejections + self._participation.absent(away))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
+        return sites
+
+    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> None:
+        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well."""
+        if not self.choice.chooses:
+            return
+        own = bool(self.trainer.personal_entries(standing.model))
+        last = self.choice.last(standing.round, self._sha256, evaluated, own)
+        best = self.choice.final(self._best.found, last)
+        model, sites, rejections = standing.model, dict[str, dict[str, Any]](), list[Rejection]()
+        if best is not last:
+            model = self._best.model()
+            present, _ = self._participation.of(self.transport.sites())
+            sites, rejections = self._results(dict.fromkeys(present, model), Round(best.round, self.rounds))
+        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
+        values = {"best": dict(best.values), "last": dict(last.values)}
+        found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
+        self._log("best", by=self.choice.by, **shown, **found, model_sha256=best.model_sha256)
+        self._best.save(model)
 
     def _adjust(self, standing: Checkpoint) -> None:
         """The step after the last round, at every site that is there; it leaves model and state as they are."""
@@ -378,9 +407,11 @@ class Federation:
         rejected = by_site(rejections + self._participation.absent(away))
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
-    def _results(self, models: Mapping[str, StateDict]) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
-        """Site -> its accepted results of the model that it is sent, and the rejections."""
-        last = Round(self.rounds, self.rounds)
+    def _results(
+        self, models: Mapping[str, StateDict], round: Round | None = None
+    ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+        """Site -> its accepted results of the model that it is sent, which ``round`` left, and the rejections."""
+        last = round or Round(self.rounds, self.rounds)
         asked = {site: Instruction("evaluate", last, model) for site, model in models.items()}
         with self._backlog.while_sites(Beside.EVALUATION):
             answers = list(self._traffic.exchange(asked)) if asked else []

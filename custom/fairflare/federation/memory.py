@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fairflare.federation.state import clear_half_written, remove_files, save_mo
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
+BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before ".pt"; no site's name ends so."""
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
@@ -40,14 +41,20 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        own = {path.name, personal_file(path).name, after_file(path).name, asked_file(path).name}
+        personal = {personal_file(path, best=best).name for best in (False, True)}
+        own = {path.name, *personal, after_file(path).name, asked_file(path).name}
         clear_half_written(path.parent, own.__contains__)
         yield
 
 
-def personal_file(path: Path) -> Path:
-    """Where a site's personal model lies, beside its memory: "site-1.personal.pt" beside "site-1.pt"."""
-    return path.with_name(f"{path.stem}{PERSONAL_ENDING}.pt")
+def personal_file(path: Path, *, best: bool = False) -> Path:
+    """Where a site's personal model lies, beside its memory: "site-1.personal.pt" beside "site-1.pt".
+
+    Args:
+        path: of the memory.
+        best: the one that goes with the model that the run has chosen: "site-1.best.personal.pt".
+    """
+    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}.pt")
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -62,6 +69,8 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
 class SiteMemory:
     """Values of the last two rounds, so that a round which is asked for again starts from where it started before.
+
+    In a run that chooses its best model also those of that model's round.
 
     Args:
         path: the file that survives a restart; None keeps values in this object only.
@@ -82,11 +91,16 @@ class SiteMemory:
         """A copy of what ``round`` itself has kept; empty when it kept nothing."""
         return _copied(self._rounds.get(round, {}))
 
-    def save_personal(self, model: StateDict) -> None:
-        """Write the site's personal model as a plain state dict beside the memory's file, where there is one."""
+    def save_personal(self, model: StateDict, *, best: bool = False) -> None:
+        """Write the site's personal model as a plain state dict beside the memory's file, where there is one.
+
+        Args:
+            model: a state dict.
+            best: see ``personal_file``.
+        """
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_model(personal_file(self._path), _copied(model))
+            save_model(personal_file(self._path, best=best), _copied(model))
 
     def has(self, round: int) -> bool:
         """Whether ``round`` itself has kept something."""
@@ -105,11 +119,18 @@ class SiteMemory:
             self._rounds = {r: values for r, values in self._rounds.items() if r not in rounds}
             self._save()
 
-    def keep(self, round: int, values: Mapping[str, Any]) -> None:
-        """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it."""
+    def keep(self, round: int, values: Mapping[str, Any], best: int | None = None) -> None:
+        """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it.
+
+        Args:
+            round: its number.
+            values: of the round.
+            best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
+        """
         earlier = [r for r in self._rounds if r < round]
-        kept = {max(earlier): self._rounds[max(earlier)]} if earlier else {}
-        self._rounds = {**kept, round: _copied(values)}
+        upto = [r for r in earlier if r <= (best or 0)]
+        self._rounds = {r: self._rounds[r] for r in sorted({*_latest(earlier), *_latest(upto)})}
+        self._rounds[round] = _copied(values)
         if any(self._rounds.values()):
             self._save()
 
@@ -117,6 +138,10 @@ class SiteMemory:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, lambda file: torch.save(self._rounds, file))
+
+
+def _latest(rounds: Sequence[int]) -> list[int]:
+    return [max(rounds)] if rounds else []
 
 
 def _read(path: Path) -> dict[int, dict[str, Any]]:

@@ -36,7 +36,7 @@ def _check_tensors(received: Any, tensors: Mapping[str, Slot]) -> None:
 
 def _check_count(value: Any, tensors: Mapping[str, Slot]) -> None:
     if value is not None and (type(value) is not int or value < 0):
-        raise ValueError("counted: expected the number of a round, or 0")
+        raise ValueError("counted, best: expected the number of a round, or 0")
 
 
 CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {

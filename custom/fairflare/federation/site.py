@@ -62,6 +62,7 @@ class Site:
         receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
         after: what it does after the last round; None: nothing.
         asked: what it was asked for then, which is answered once.
+        keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Site:
     receives: Mapping[str, Slot] = field(default_factory=dict)
     after: AfterAtSite | None = None
     asked: Asked = field(default_factory=Asked)
+    keeps_best: bool = False
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -219,7 +221,7 @@ class Site:
         clock.lap("train")
         scalars |= work.send_numbers | self._measure(work, "trained")
         update = difference(self.network, instruction.model, self.trainer.personal_entries(instruction.model))
-        self._keep(work, instruction.model, update)
+        self._keep(work, instruction, update)
         clock.lap("report")
         answer = Answer(
             site=self.name,
@@ -251,7 +253,8 @@ class Site:
         shared, own, personal = self._results(instruction.model), self._personal(instruction), {}
         if own is not None:
             personal = self._results(own)
-            self.memory.save_personal(own)  # not before both models have proved to be some
+            # Not before both models have proved to be some.
+            self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         return Answer(
             site=self.name,
             round=instruction.round.number,
@@ -294,9 +297,14 @@ class Site:
         return Cases(*predict(self.network, batches, self.execution.device, condense, self.stop_if_aborted))
 
     def _personal(self, instruction: Instruction) -> StateDict | None:
-        """The personal model that goes with the run's final model; None for any other, which would spoil its file."""
+        """The personal model that goes with the run's final model, or the best one; None for any other.
+
+        Any other would spoil their files.
+        """
         final = instruction.round == Round(self.training.rounds, self.training.rounds)
-        if not final or not (self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)):
+        best = self.keeps_best and instruction.round.total == self.training.rounds
+        keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
+        if not (final or best) or not keeps:
             return None
         return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
 
@@ -339,19 +347,19 @@ class Site:
             self.memory.go_back(instruction.counted, round)
         return self.memory.before(round)
 
-    def _keep(self, work: LocalWork, received: StateDict, update: StateDict) -> None:
+    def _keep(self, work: LocalWork, instruction: Instruction, update: StateDict) -> None:
         """Keep the round's memory and the personal model, unless anything of the round is not finite.
 
         A later round then starts from what was kept before: one bad model does not stay with the site.
         """
-        own = self._personal_model(work, received)
+        own = self._personal_model(work, instruction.model)
         self._remember(work)
         if not is_finite([work.memory, update]):
             return
         if own is not None:
             self.memory.save_personal(own)
         if work.memory:
-            self.memory.keep(work.round.number, work.memory)
+            self.memory.keep(work.round.number, work.memory, instruction.best)
 
     def _personal_model(self, work: LocalWork, received: StateDict) -> StateDict | None:
         """What is the site's own after training; raises RuntimeError where the trainer has left none that it keeps."""

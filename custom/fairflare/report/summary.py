@@ -8,6 +8,8 @@ from typing import Any
 
 from fairflare.core.settings import flat
 from fairflare.report.after import after_sections
+from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
+from fairflare.report.chosen import chosen_section
 from fairflare.report.fairness import describe, mean
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
@@ -48,9 +50,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
-        those of the sites' own models.
+        those of the sites' own models; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
     """
-    trail = read_trail(entries)
+    whole = read_trail(entries)
+    trail = whole.of_best_model() if config.get("headline") == "best" else whole
     about = config.get("about") or {}
     headline = about.get("headline") or "balanced_accuracy"
     described = about.get("sites") or {}
@@ -87,6 +90,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "provenance": _provenance(config, trail),
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
+    summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
@@ -156,6 +160,7 @@ def _caveats(summary: Json) -> list[str]:
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
+        ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
         ("counted" in summary, OWN_CAVEAT),
         (summary["method"].get("selector") == POOL, POOLED_CAVEAT),

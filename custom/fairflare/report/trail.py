@@ -24,6 +24,7 @@ class Trail:
         rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
         resumes: the "resume" records in their order.
         evaluation: the last "evaluation" after the last resume, else empty.
+        best: the last "best" after the last resume, which names the model that the run chose; else empty.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
         finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
@@ -35,6 +36,7 @@ class Trail:
     rounds: list[Entry] = field(default_factory=list)
     resumes: list[Entry] = field(default_factory=list)
     evaluation: Entry = field(default_factory=dict)
+    best: Entry = field(default_factory=dict)
     after: dict[str, Entry] = field(default_factory=dict)
     finish: Entry = field(default_factory=dict)
     n_entries: int = 0
@@ -58,6 +60,11 @@ class Trail:
         last = self.rounds[-1] if self.rounds else {}
         final = bool(last) and last["round"] == last["rounds"] and last.get("model_sha256") == self.model_sha256()
         return (last if final else self.finish).get("test_sets") or {}
+
+    def of_best_model(self) -> Trail:
+        """The same records, with the results of the chosen model as the run's; as they are where it is the last one."""
+        sites = self.best.get("sites") or {}
+        return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
 
     def of_own_models(self) -> Trail:
         """The same records, with the results of each site's own model as its results; none where it has no such."""
@@ -86,10 +93,10 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation, trail.finish, trail.after = {}, {}, {}
+            trail.evaluation, trail.best, trail.finish, trail.after = {}, {}, {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
-        elif event in ("evaluation", "finish"):
+        elif event in ("evaluation", "best", "finish"):
             setattr(trail, event, record)
     trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
     trail.n_entries = len(records)

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.federation import audit
+from fairflare.federation.best import BY, NO_CHOICE, Choice, check_files, check_line, of_line
 from fairflare.federation.files import (
     AUDIT,
+    BEST,
+    BEST_MODELS,
     CHECKPOINT,
     CONFIG,
     MODEL,
@@ -27,6 +30,7 @@ from fairflare.federation.history import REPORT as RECORD
 from fairflare.federation.history import RunHistory, events, read_final, read_history, read_standing
 from fairflare.federation.state import json_text, save_text
 from fairflare.federation.unscored import Unscored
+from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
@@ -90,7 +94,8 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
 
     Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
     ``report.json`` and ``report.html`` by their bytes; model, rule state, declared counts and round of
-    ``checkpoint.pt``; models that are still to be scored; ``model.pt``; and that none of them is missing. Nothing is
+    ``checkpoint.pt``; models that are still to be scored; ``model.pt``; ``best.pt``, and that it is the model which the
+    logged scores choose; and that none of them is missing. Nothing is
     changed. Not to be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all
     made anew.
 
@@ -131,7 +136,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
         UserError: one line that says what does not fit.
     """
     if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
-        for name in (CHECKPOINT, MODEL, UNSCORED, REPORT, PAGE):
+        for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
         return None
@@ -153,7 +158,34 @@ def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, list[dict[str, A
     _checked_config(folder, run_history)
     standing = read_standing(folder, run_history)
     Unscored(folder).check(run_history, standing.round if standing else 0)
+    _check_choice(folder, run_history, entries, standing.round if standing else 0)
     return run_history, entries
+
+
+def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mapping[str, Any]], standing: int) -> None:
+    """The best model, and how it was chosen, are what the configuration and the logged scores say."""
+    choice, line = _choice(read_json(folder / CONFIG)), run_history.chosen
+    if line and of_line(line, choice.least) != choice:
+        raise UserError(f"{AUDIT}: a model was chosen otherwise than {CONFIG} says")
+    if run_history.completed and choice.chooses and not line:
+        raise UserError(f"{AUDIT}: ends without the choice of a model that {CONFIG} asks for")
+    if line:
+        check_line(entries, choice.least)
+    check_files(folder, entries, choice, standing, ended=run_history.completed)
+
+
+def _choice(config: Mapping[str, Any]) -> Choice:
+    """How a run chooses its best model, as its configuration says; raises UserError for what no run writes there."""
+    by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
+    if by == NO_CHOICE:
+        return Choice()
+    about = config.get("about")
+    described = about if isinstance(about, Mapping) else {}
+    proper = isinstance(weight, (int, float)) and isinstance(least, int) and isinstance(described.get("headline"), str)
+    if by not in BY or not proper:
+        raise UserError(f"{CONFIG}: expected how the best model is chosen, got something else")
+    metric = described["headline"]
+    return Choice(by, weight, metric, higher_is_better(metric, described), least)
 
 
 def _require_run(folder: Path) -> None:
