@@ -20,6 +20,8 @@ def test_every_setting_says_what_it_means() -> None:
     rows = all_settings()
     assert [row["full"] for row in rows if not row["meaning"] or not row["allowed"]] == []
     assert {row["full"] for row in rows} >= {f"run.{key}" for key in RUN_KEYS}
+    probes = {row["owner"] for row in rows if row["owner"].startswith("probe.")}
+    assert probes <= {f"probe.{id}" for id in registry.parts("probe")}
     assert {row["owner"].partition(".")[0] for row in rows} <= set(OWNERS)
 
 

@@ -25,7 +25,7 @@ from fairflare.core.validation import Entries, Range, Text
 Row = dict[str, Any]
 GENERAL: Mapping[str, type] = {"train": Training, "run": RunConfig}
 """Owners that every run has."""
-ONE_OF_KIND = {"rule": "rule", "trainer": "trainer", "selector": "select", "server_optimizer": "server"}
+ONE_OF_KIND = {"rule": "rule", "trainer": "trainer", "selector": "select", "server optimizer": "server"}
 """Kind of part -> the owner of its settings' names; a probe's are "probe.ID"."""
 
 
