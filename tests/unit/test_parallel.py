@@ -16,7 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fairflare.app import console
+from fairflare.app import console, terminal
 from fairflare.app.board import Board, Elsewhere
 from fairflare.app.cli import main
 from fairflare.app.parallel import budget, run_all
@@ -153,7 +153,7 @@ def test_the_budget(monkeypatch):
 
 def test_one_bar_over_all_shows_what_is_left(monkeypatch):
     """In rounds, each at its method's cost; what an earlier command has done says nothing of this one's speed."""
-    monkeypatch.setattr(console, "err", Console(force_terminal=True, file=io.StringIO()))
+    monkeypatch.setattr(terminal, "err", Console(force_terminal=True, file=io.StringIO()))
     runs = [("a", configs("a", rounds=4)[0][1]), ("b", make_config("fedism-plus", "support2", rounds=4))]
     with Board(runs) as board:
         over = board._bar.tasks[0]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of a simulated run, which follows the audit log."""
+"""What a run says of itself while it goes on, and how a display follows an audit log."""
 
 import json
 
-from fairflare.app.console import MOST_ERRORS, Progress
+import pytest
+
+from fairflare.app.progress import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 from fairflare.core.findings import Finding
 
 START = {"event": "start"}
@@ -46,3 +48,46 @@ def test_of_hundreds_of_errors_the_first_are_printed(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == MOST_ERRORS + 1 and lines[0] == "hospital-000: error: val: 0 examples"
     assert lines[-1] == "further errors of preflight are in audit.jsonl"
+
+
+SITES = {
+    "a": {"metrics": {"auc": 0.9, "loss": 0.2, "train_loss": 0.1}},
+    "b": {"metrics": {"auc": 0.7, "loss": 0.6, "train_loss": 0.5}},
+}
+
+
+@pytest.mark.parametrize(
+    "accepted, headline, words",
+    [
+        (SITES, "auc", "validation auc 0.800, worst 0.700 (b)"),
+        (SITES, "dice", "validation loss 0.400, worst 0.600 (b)"),
+        ({"a": {"metrics": {"train_loss": 0.5}}}, "auc", "training loss 0.500, worst 0.500 (a)"),
+        ({"a": {"metrics": {"auc": float("nan")}}, "b": {}}, "auc", ""),
+        ({}, "auc", ""),
+    ],
+)
+def test_a_round_in_words(accepted, headline, words):
+    assert score_words({"accepted": accepted}, headline) == words
+
+
+def test_a_redirected_run_gets_a_line_for_each_round_with_the_time_left(capsys):
+    with Progress("run", 3, 2, headline="auc") as progress:
+        progress.saw({"event": "start", "method": "fedavg", "task": "heart", "seed": 0, "sites": ["a", "b"]})
+        for entry in ROUNDS:
+            progress.saw({**entry, "accepted": SITES})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "start: fedavg on heart, seed 0, 2 sites, 3 rounds"
+    assert lines[1] == "round 1 of 3: 2 sites, validation auc 0.800, worst 0.700 (b), about 1 s left"
+    assert lines[3] == "round 3 of 3: 2 sites, validation auc 0.800, worst 0.700 (b)"
+
+
+@pytest.mark.parametrize("done, text", [(0, ""), (4, ""), (5, "about 50 s left"), (10, "")])
+def test_the_time_left_is_known_after_one_step(done, text):
+    class Bar:
+        completed, total, elapsed, fields = done, 10, 10.0, {"begun": 4}
+
+    assert TimeLeft().render(Bar()).plain == text
+
+
+def test_durations_are_short():
+    assert [duration(s) for s in (0.2, 89, 100, 7200, 10_000)] == ["1 s", "89 s", "2 min", "2 h 0 min", "2 h 47 min"]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-from fairflare.app import console
+from fairflare.app import terminal
 from fairflare.app.describe import relative_cost
+from fairflare.app.progress import Follower, TimeLeft, score_words
 from fairflare.build.config import RunConfig
 from fairflare.core import registry
 from fairflare.core.findings import Finding
@@ -21,8 +22,6 @@ from fairflare.report.log import line
 
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind and its values, which can be sent to another process."""
-LONG = 86_400.0
-"""Seconds over which the speed is taken: runs differ, and their rounds may take minutes."""
 
 
 class Board:
@@ -42,11 +41,10 @@ class Board:
             BarColumn(),
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console.err,
+            TimeLeft(),
+            console=terminal.err,
             transient=True,
-            speed_estimate_period=LONG,
-            disable=not console.err.is_terminal,
+            disable=not terminal.err.is_terminal,
         )
         self._rounds = {name: int(config.training["rounds"]) for name, config in configs}
         self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in configs}
@@ -87,13 +85,14 @@ class Board:
             text = f"run {self._ended} of {len(self._left)}: {name} {how}, {time.monotonic() - self._begun:.0f} s"
             self._bar.console.print(escape(text), soft_wrap=True)
 
-    def _reached(self, name: str, number: int, begins: bool) -> None:
-        """A run has finished round ``number``, or goes on after it."""
+    def _reached(self, name: str, number: int, begins: bool, scores: str) -> None:
+        """A run has finished round ``number`` with ``scores``, or goes on after it."""
         before, cost = self._left[name], self._costs[name]
         self._left[name] = cost * (self._rounds[name] - number)
         self._work += 0.0 if begins else before - self._left[name]
         total = self._rounds[name]
-        self._bar.update(self._rows[name], total=total, completed=number, state=f"round {number} of {total}")
+        state = ", ".join(filter(None, (f"round {number} of {total}", scores)))
+        self._bar.update(self._rows[name], total=total, completed=number, state=escape(state))
         self._show()
 
     def _show(self) -> None:
@@ -120,17 +119,17 @@ class Elsewhere:
         self._say("doing", text)
         yield
 
-    def progress(self, title: str, rounds: int, sites: int, starting: bool = False) -> SaidProgress:
+    def progress(self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> SaidProgress:
         """In the place of a progress bar of the run's own."""
-        return SaidProgress(self._say, starting)
+        return SaidProgress(self._say, starting, headline)
 
 
-class SaidProgress(console.Follower):
-    """Says to a board what ``console.Progress`` shows."""
+class SaidProgress(Follower):
+    """Says to a board what ``progress.Progress`` shows."""
 
-    def __init__(self, say: Say, starting: bool) -> None:
+    def __init__(self, say: Say, starting: bool, headline: str = "") -> None:
         super().__init__()
-        self._say, self._starting = say, starting
+        self._say, self._starting, self._headline = say, starting, headline
 
     def __enter__(self) -> SaidProgress:
         self._say("doing", "starting FLARE" if self._starting else "preparing")
@@ -151,9 +150,9 @@ class SaidProgress(console.Follower):
     def saw(self, entry: Mapping[str, Any]) -> None:
         """An audit entry was written."""
         if entry["event"] in ("start", "resume"):
-            self._say("reached", entry.get("from_round", 0), True)
+            self._say("reached", entry.get("from_round", 0), True, "")
         elif entry["event"] == "round":
-            self._say("reached", entry["round"], False)
+            self._say("reached", entry["round"], False, score_words(entry, self._headline))
             if entry["rejected"]:
                 self._say("note", line(entry))
         elif entry["event"] == "evaluation":

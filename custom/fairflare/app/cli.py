@@ -21,6 +21,7 @@ from fairflare.app.commands.paper import paper
 from fairflare.app.commands.report import report, verify
 from fairflare.app.commands.riders import riders
 from fairflare.app.commands.run import resume, run
+from fairflare.app.commands.watch import watch
 from fairflare.app.failures import explained
 from fairflare.core.errors import UserError
 from fairflare.core.processes import ends_by_signal
@@ -43,6 +44,7 @@ COMMANDS = (
     riders,
     run,
     verify,
+    watch,
 )
 
 

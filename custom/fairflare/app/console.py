@@ -12,25 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from fairflare.app.progress import Progress
+from fairflare.app.terminal import err, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
-from fairflare.federation.files import AUDIT
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.log import line
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.riders import DETECTORS
 from fairflare.report.values import with_half_width
 from fairflare.report.words import differences
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 LABELS = {
     "mean": "mean over sites",
     "worst": "worst site",
@@ -69,10 +64,10 @@ def busy(text: str) -> Any:
     return _elsewhere[-1].busy(text) if _elsewhere else err.status(escape(text))
 
 
-def progress(title: str, rounds: int, sites: int, starting: bool = False) -> Any:
+def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Any:
     """A ``Progress``, or what takes its place where several runs share a display."""
     make = _elsewhere[-1].progress if _elsewhere else Progress
-    return make(title, rounds, sites, starting)
+    return make(title, rounds, sites, starting, headline)
 
 
 _elsewhere: list[Any] = []
@@ -87,105 +82,6 @@ def shown_by(other: Any) -> Iterator[None]:
         yield
     finally:
         _elsewhere.pop()
-
-
-class Follower:
-    """Reads an audit log that another process writes."""
-
-    def __init__(self) -> None:
-        self._read = 0
-        """Bytes of the audit log that have been shown."""
-
-    def saw(self, entry: Mapping[str, Any]) -> None:
-        """An audit entry was written."""
-
-    def follow(self, folder: Path) -> None:
-        """Catch up with the audit log in ``folder``: only what was written since the last call is read."""
-        with contextlib.suppress(OSError, json.JSONDecodeError), (folder / AUDIT).open("rb") as file:
-            file.seek(self._read)
-            for text in file:
-                if not text.endswith(b"\n"):  # being written, or torn by a kill
-                    break
-                self.saw(json.loads(text))
-                self._read += len(text)
-
-
-MOST_ERRORS = 20
-"""Of preflight, at all sites together, that are printed while it looks."""
-
-
-class Progress(Follower):
-    """A progress bar over rounds, fed as an observer of the round loop or by following an audit log."""
-
-    def __init__(self, title: str, rounds: int, sites: int, starting: bool = False) -> None:
-        """
-        Args:
-            title: what runs.
-            rounds: T.
-            sites: number of sites, for the bar over their data.
-            starting: True while processes start first, as in the simulator.
-        """
-        super().__init__()
-        self._errors = 0
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True)
-        self._title, self._rounds, self._sites = escape(title), rounds, sites
-        self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None)
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def preparing(self, site: str) -> None:
-        """A site's data are about to be built."""
-        done = int(self._bar.tasks[0].completed) + 1
-        self._bar.update(self._task, description=f"data of {escape(site)}", total=self._sites, completed=done)
-
-    def found(self, site: str, finding: Finding) -> None:
-        """Preflight found something at a site; warnings are in the report."""
-        self._errors += finding.level == "error"
-        if finding.level == "error" and self._errors <= MOST_ERRORS:
-            self._bar.console.print(escape(f"{site}: {finding}"), soft_wrap=True)
-            if self._errors == MOST_ERRORS:
-                self._bar.console.print("further errors of preflight are in audit.jsonl", soft_wrap=True)
-
-    def saw(self, entry: Mapping[str, Any]) -> None:
-        """An audit entry was written."""
-        if entry["event"] in ("start", "resume"):
-            first = entry.get("from_round", 0)
-            self._bar.update(self._task, description=self._title, total=self._rounds, completed=first)
-        elif entry["event"] == "round":
-            description = "final evaluation" if entry["round"] == entry["rounds"] else self._title
-            self._bar.update(self._task, completed=entry["round"], description=description)
-            if entry["rejected"]:
-                self._bar.console.print(escape(line(entry)))
-        elif entry["event"] == "evaluation":
-            self._bar.update(self._task, description="scoring the last rounds' models, writing the report")
-
-
-class Counter:
-    """A progress bar over things of which there is a known number."""
-
-    def __init__(self, title: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = RichProgress(*columns, console=err, transient=True)
-        self._title = escape(title)
-        self._task = self._bar.add_task(self._title, total=None)
-
-    def __enter__(self) -> Counter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar.live.is_started:
-            self._bar.stop()
-
-    def saw(self, part: str, done: int, total: int) -> None:
-        """``done`` of ``total`` are done, the last one belonged to ``part``; shows the bar from the first call on."""
-        self._bar.start()
-        self._bar.update(self._task, description=f"{self._title}: {escape(part)}", completed=done, total=total)
 
 
 @contextlib.contextmanager

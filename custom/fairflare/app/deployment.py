@@ -12,6 +12,7 @@ from rich.markup import escape
 from fairflare.app import console
 from fairflare.app.folders import fresh_folder
 from fairflare.app.runs import cautions
+from fairflare.app.terminal import err
 from fairflare.build.config import RunConfig
 from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.parts import build_parts
@@ -61,4 +62,4 @@ def execute_deployed(
 
 def _tell(text: str) -> None:
     """A remark in one line, however long: it may hold a command."""
-    console.err.print(escape(text), soft_wrap=True)
+    err.print(escape(text), soft_wrap=True)

@@ -30,6 +30,7 @@ from fairflare.app.folders import (
     opened,
 )
 from fairflare.app.parallel import budget, run_all
+from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import asked_sites, refuse_pooling
@@ -298,7 +299,8 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
-            progress = stack.enter_context(console.progress(title(config), rounds, len(parts.task.sites())))
+            shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
+            progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
@@ -315,7 +317,8 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         console.note(
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
-    with console.progress(title(config), config.training["rounds"], len(names), starting=True) as progress:
+    rounds, headline = config.training["rounds"], tasks.known(config.task).headline
+    with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":

@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.padding import Padding
 
-from fairflare.app.console import out
+from fairflare.app.terminal import out
 
 
 def show(found: Mapping[str, Any]) -> None:

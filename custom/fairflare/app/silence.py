@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from fairflare.app import console
+from fairflare.app.progress import Follower
 
 
 class Silent:
@@ -20,13 +20,15 @@ class Silent:
         """Something of which nobody knows how long it takes."""
         yield
 
-    def progress(self, title: str, rounds: int, sites: int, starting: bool = False) -> SilentProgress:
+    def progress(
+        self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = ""
+    ) -> SilentProgress:
         """In the place of a progress bar of the run's own."""
         return SilentProgress()
 
 
-class SilentProgress(console.Follower):
-    """In the place of ``console.Progress``."""
+class SilentProgress(Follower):
+    """In the place of ``progress.Progress``."""
 
     def __enter__(self) -> SilentProgress:
         return self

@@ -73,7 +73,8 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     """
     from fairflare.app import console
     from fairflare.app.preparation import prepare_dataset
+    from fairflare.app.progress import Counter
 
-    with console.Counter(f"preparing {dataset}") as counter:
+    with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
     console.dump(found) if as_json else console.prepared(found, dest)
