@@ -47,7 +47,7 @@ FLARE_LOG = "flare_log.txt"
 RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, REPORT, PAGE, LOG, FLARE_LOG, RIDER)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
-    SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked)\.json)"),
+    SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked|inputs)\.json)"),
     UNSCORED: re.compile(r"\d+\.pt"),
     BEST_MODELS: re.compile(r"\d+\.pt"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),

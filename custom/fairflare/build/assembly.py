@@ -22,6 +22,7 @@ from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts
 from fairflare.build.secure_sums import server_part, site_part, summed
 from fairflare.clinic.base import Task, TestSet
+from fairflare.clinic.described import described
 from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
@@ -248,6 +249,7 @@ def build_site(
         asked=Asked(None if memory is None else asked_file(memory)),
         look=look,
         tell=tell,
+        describe=described,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
+from fairflare.clinic.inputs import ImageInputs, TableInputs
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.core.errors import UserError
@@ -142,6 +143,14 @@ class Task(ABC):
         """The data of ``site`` where it runs, given its own configuration; embedded tasks have no use for one."""
         return self.site_data(site)
 
+    def table_inputs(self) -> TableInputs | None:
+        """How rows of a table become what the network takes; None where nobody has said how."""
+        return None
+
+    def image_inputs(self) -> ImageInputs | None:
+        """How an image file becomes what the network takes; None where examples are none."""
+        return None
+
     def check_data(self) -> None:  # noqa: B027  (most tasks bring their data along)
         """Raise UserError when files that the task reads are not there; called before a run starts anything."""
 
@@ -216,8 +225,3 @@ class Task(ABC):
     def offer(self, grouping: Grouping) -> Offer:
         """What methods may ask this task for."""
         return Offer(self.name, self.metrics, self.headline, grouping.names, self.class_labels)
-
-
-def standardise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(x - mean) / std with columns of zero spread left centred."""
-    return (x - mean) / torch.where(std > 0, std, torch.ones_like(std))

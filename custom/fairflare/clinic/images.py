@@ -42,7 +42,7 @@ def image_data(
         kind: of the result.
     """
     own = own or SiteConfig()
-    mean, std = _scaling(reader, mean, std)
+    mean, std = resolved(reader, mean, std)
     splits = {}
     for name in ("train", "val", "test"):
         chosen = items.get(name, ())
@@ -63,8 +63,11 @@ def test_set(
 ) -> TestSet:
     """A shared test set of the images ``items``, read now; arguments as in ``image_data`` and ``TestSet``."""
     images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
-    return TestSet(name, corrupted, normalised(as_float(images), *_scaling(reader, mean, std)), targets)
+    return TestSet(name, corrupted, normalised(as_float(images), *resolved(reader, mean, std)), targets)
 
 
-def _scaling(reader: Reader, mean: Sequence[float], std: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    return (mean, std) if mean else ([MEAN] * reader.channels, [STD] * reader.channels)
+def resolved(
+    reader: Reader, mean: Sequence[float], std: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std per channel as they are used: what is given, or where nothing better is known."""
+    return (tuple(mean), tuple(std)) if mean else ((MEAN,) * reader.channels, (STD,) * reader.channels)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.inputs import Scaling
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.core.execution import moved
 from fairflare.core.findings import SPLIT_NAMES
@@ -86,6 +87,8 @@ class TensorData:
 
     least: ClassVar[int] = 2
     """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
+    scaling: Scaling | None = None
+    """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
     lone: bool = False
     """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
 

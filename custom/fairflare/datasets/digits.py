@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fairflare.clinic import networks, scores
 from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, site_index
+from fairflare.clinic.inputs import ImageInputs
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
@@ -113,6 +115,10 @@ class Digits(Task):
     def network(self) -> nn.Module:
         """Images (N, 3, 32, 32) -> logits (N, 10)."""
         return networks.build(self.model, len(MEAN), len(self.classes))
+
+    def image_inputs(self) -> ImageInputs:
+        """Files of 8 bits, resampled to 32 pixels."""
+        return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
 
     def table_sets(self) -> dict[str, str]:
         """Every look's test set: FedHEAL's tables take the mean of the last five rounds."""

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fairflare.clinic.base import Preset, standardise
+from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.inputs import Columns, Features, Scaling, TableInputs, as_numbers
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
-from fairflare.datasets.kinds.patients import fitted
 from fairflare.datasets.readers import heart
 
 FLAMBY = Training(
@@ -34,6 +33,7 @@ TRAIN, SEED = 0.66, 43
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
 GAPS = ("trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
 """Columns with a missing value somewhere: "full" says of each whether it is missing."""
+GAP = {"?": "", "NaN": "", "nan": ""}
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,30 @@ class Heart(CentreTask):
         """The patients that the protocol keeps; their attributes are sex and age."""
         return _flamby() if self.protocol == "flamby" else _full()
 
-    def scaled_by(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-        """(x - mean) / sd of the centre's training patients; a column without spread there is only centred."""
+    def scaled_by(self, train: np.ndarray) -> Scaling:
+        """(x - mean) / sd of the centre's training patients; a column without spread there is only centred.
+
+        No patient of "flamby" has a gap; a new one's is filled with the mean.
+        """
         if self.protocol == "full":
-            return fitted(train)
+            return Scaling.of(train)
         mean, sd = torch.from_numpy(train.mean(0)), torch.from_numpy(train.std(0, ddof=1))
-        return lambda rows: standardise(torch.from_numpy(rows), mean, sd).float()
+        return Scaling(mean, mean, sd)
+
+    def table_inputs(self) -> TableInputs:
+        """The files' columns by their names, see ``readers.heart.COLUMNS``; the diagnosis is not needed."""
+        full = self.protocol == "full"
+        used = tuple(name for name in heart.COLUMNS[:-1] if full or name not in DROPPED)
+        plain = [name for name in used if name not in DUMMIES]
+        dummies = [f"{name}={value}" for name in DUMMIES for value in heart.VALUES[name][1:]]
+        codes = {name: tuple(map(str, values)) for name, values in heart.VALUES.items() if name in used}
+        return TableInputs(
+            columns=used,
+            numbers=NUMBERS if full else (*plain, *dummies),
+            features=lambda columns: (full_features if full else flamby_features)(_parsed(columns, used)),
+            known=codes,
+            attributes=lambda columns: _attributes(_parsed(columns, ("sex", "age"))),
+        )
 
 
 @cache
@@ -127,10 +145,15 @@ def _flamby() -> Centres:
         rows[site] = {name: start + part for name, part in _flamby_split(y[whole]).items()}
         start += int(whole.sum())
     table = dict(zip(kept, np.concatenate(cells).T))
-    plain = [table[name] for name in kept if name not in DUMMIES]
+    return _made(np.concatenate(labels), *flamby_features(table), rows, table)
+
+
+def flamby_features(table: Mapping[str, np.ndarray]) -> Features:
+    """The 13 numbers of the protocol, dummies among them; nothing is taken as it is."""
+    plain = [table[name] for name in heart.COLUMNS[:-1] if name not in (*DROPPED, *DUMMIES)]
     dummies = [(table[name] == value).astype(float) for name in DUMMIES for value in heart.VALUES[name][1:]]
     numbers = np.stack(plain + dummies, axis=1)
-    return _made(np.concatenate(labels), numbers, np.empty((start, 0), dtype=np.float32), rows, table)
+    return numbers, np.empty((len(numbers), 0), dtype=np.float32)
 
 
 def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -158,13 +181,22 @@ def _full() -> Centres:
         for site, n, start in zip(heart.FILES, sizes, starts)
     }
     table = {name: np.concatenate([part[name] for part in parts]) for name in heart.COLUMNS}
-    for name in heart.IMPOSSIBLE:
-        table[name] = np.where(table[name] == 0, np.nan, table[name])
+    labels = np.concatenate([heart.diseased(site) for site in heart.FILES])
+    return _made(labels, *full_features(table), rows, table)
+
+
+def full_features(table: Mapping[str, np.ndarray]) -> Features:
+    """Numbers, and what is one-hot or says that a value is missing."""
+    impossible = {name: np.where(table[name] == 0, np.nan, table[name]) for name in heart.IMPOSSIBLE}
+    table = {**table, **impossible}
     flags = [table[name] == value for name, values in heart.VALUES.items() for value in values]
     flags += [np.isnan(table[name]) for name in GAPS]
-    numbers = np.stack([table[name] for name in NUMBERS], axis=1)
-    labels = np.concatenate([heart.diseased(site) for site in heart.FILES])
-    return _made(labels, numbers, np.stack(flags, axis=1).astype(np.float32), rows, table)
+    return np.stack([table[name] for name in NUMBERS], axis=1), np.stack(flags, axis=1).astype(np.float32)
+
+
+def _parsed(columns: Columns, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Cells as numbers; "?" and "NaN" are the files' own words for a missing value."""
+    return {name: as_numbers("", name, [GAP.get(cell, cell) for cell in columns[name]]) for name in names}
 
 
 def _made(
@@ -174,10 +206,14 @@ def _made(
     rows: dict[str, dict[str, np.ndarray]],
     table: dict[str, np.ndarray],
 ) -> Centres:
-    sexes, bands = (Heart.attributes[name] for name in ("sex", "age"))
-    attributes = {
-        "sex": [sexes[int(value)] for value in table["sex"]],
-        "age": [bands[int(value > 50) + int(value > 60)] for value in table["age"]],
-    }
     kinds = {site: words for site, (_, words) in heart.FILES.items()}
-    return Centres(labels, numbers, plain, rows, kinds, attributes)
+    return Centres(labels, numbers, plain, rows, kinds, _attributes(table))
+
+
+def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """Sex and age band of each patient, "" where nobody knows."""
+    sexes, bands = (Heart.attributes[name] for name in ("sex", "age"))
+    return {
+        "sex": [sexes[int(value)] if value in (0, 1) else "" for value in table["sex"]],
+        "age": ["" if np.isnan(value) else bands[int(value > 50) + int(value > 60)] for value in table["age"]],
+    }

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fairflare.clinic import networks, scores
 from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
+from fairflare.clinic.inputs import ImageInputs
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
@@ -142,6 +144,11 @@ class IchPhantom(Task):
         """Images (N, channels, size, size) -> logits (N, 5)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         return networks.build(self.model, len(NORMS[self.model][0]), len(self.classes), **options)
+
+    def image_inputs(self) -> ImageInputs:
+        """Grey files of 8 bits, as the images are drawn."""
+        mean, std = NORMS[self.model]
+        return ImageInputs(Reader(self.size, 1), tuple(mean), tuple(std))
 
     def drawn(self) -> tuple[str, ...]:
         """Everything."""

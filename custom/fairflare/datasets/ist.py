@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fairflare.clinic.base import Preset, standardise
+from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
+from fairflare.clinic.inputs import Columns, Scaling, TableInputs, as_numbers
 from fairflare.core.types import Training
 from fairflare.core.validation import Range
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
-from fairflare.datasets.kinds.patients import fitted
 from fairflare.datasets.readers import trial
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)
@@ -100,13 +98,26 @@ class Ist(CentreTask):
         """The patients; their attributes are sex, age, consciousness and stroke type."""
         return _centres(self.sites_by, self.least, self.outcome, self.columns())
 
-    def scaled_by(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+    def scaled_by(self, train: np.ndarray) -> Scaling:
         """(x - mean) / sd with constants, or with the site's own training patients where they are enough."""
         if self.scaling == "site" and len(train) >= ENOUGH:
-            return fitted(train)
+            return Scaling.of(train)
         known = [trial.NUMBERS[name] for name in self.columns() if name in trial.NUMBERS]
         mean, sd = torch.tensor(known, dtype=torch.float64).reshape(-1, 2).unbind(1)
-        return lambda rows: standardise(torch.from_numpy(rows), mean, sd).float()
+        return Scaling(mean, mean, sd)
+
+    def table_inputs(self) -> TableInputs:
+        """The trial's columns by their names; a missing number of a new patient becomes the mean."""
+        names = self.columns()
+        return TableInputs(
+            columns=names,
+            numbers=tuple(name for name in names if name in trial.NUMBERS),
+            features=lambda columns: trial.features(names, columns),
+            known={name: values for name, values in _codes().items() if name in names},
+            attributes=attributes_of,
+            optional=(*(column for column, _ in CODES.values()), "AGE"),
+            fixed=self.scaled_by(np.empty((0, 0))),
+        )
 
 
 @lru_cache(maxsize=8)
@@ -140,6 +151,17 @@ def _hospitals(numbers: np.ndarray) -> str:
 
 @cache
 def _attributes() -> dict[str, list[str]]:
-    values = {name: [names[cell] for cell in trial.column(column)] for name, (column, names) in CODES.items()}
-    ages = trial.column("AGE").astype(np.float64)
-    return values | {"age": [AGES[int(age > 65) + int(age > 75)] for age in ages]}
+    return attributes_of(trial.table())
+
+
+def attributes_of(columns: Columns) -> dict[str, list[str]]:
+    """Sensitive attribute -> each patient's value, "" where unknown; none without the column."""
+    found = {name: [names.get(cell, "") for cell in columns.get(column, ())] for name, (column, names) in CODES.items()}
+    ages = as_numbers("", "AGE", columns.get("AGE", ()))
+    bands = ["" if np.isnan(age) else AGES[int(age > 65) + int(age > 75)] for age in ages]
+    return {name: values for name, values in {**found, "age": bands}.items() if values}
+
+
+def _codes() -> dict[str, tuple[str, ...]]:
+    """Column -> the codes that it may hold."""
+    return {**trial.CATEGORIES, "RXHEP": (*trial.CATEGORIES["RXHEP"], "H")}

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fairflare.clinic.base import Preset
+from fairflare.clinic.inputs import TableInputs
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.patients import Table, TableTask
@@ -65,6 +66,16 @@ class Support2(TableTask):
     def n_features(self) -> int:
         """46."""
         return cohort.N_FEATURES
+
+    def table_inputs(self) -> TableInputs:
+        """The cohort's columns by their names."""
+        return TableInputs(
+            columns=(*cohort.NUMBERS, *cohort.CATEGORIES),
+            numbers=cohort.NUMBERS,
+            features=lambda columns: (cohort.numbers_of(columns), cohort.flags_of(columns)),
+            known=cohort.CATEGORIES,
+            attributes=lambda columns: {name: list(columns[name]) for name in Support2.attributes},
+        )
 
     def table(self, own: SiteConfig | None = None) -> Table:
         """All patients; their attributes are race and sex."""

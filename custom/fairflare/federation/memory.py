@@ -18,12 +18,13 @@ from fairflare.federation.asked import ENDING as ASKED
 from fairflare.federation.asked import asked_file
 from fairflare.federation.files import read_tensors
 from fairflare.federation.lock import Busy, locked
-from fairflare.federation.state import clear_half_written, remove_files, save_model, write_atomically
+from fairflare.federation.state import clear_half_written, remove_files, save_json, save_model, write_atomically
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before ".pt"; no site's name ends so."""
+INPUTS_ENDING = ".inputs.json"
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -42,7 +43,7 @@ def claimed(path: Path) -> Iterator[None]:
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
         personal = {personal_file(path, best=best).name for best in (False, True)}
-        own = {path.name, *personal, after_file(path).name, asked_file(path).name}
+        own = {path.name, *personal, after_file(path).name, asked_file(path).name, inputs_file(path).name}
         clear_half_written(path.parent, own.__contains__)
         yield
 
@@ -55,6 +56,11 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
         best: the one that goes with the model that the run has chosen: "site-1.best.personal.pt".
     """
     return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}.pt")
+
+
+def inputs_file(path: Path) -> Path:
+    """Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
+    return path.with_name(f"{path.stem}{INPUTS_ENDING}")
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -101,6 +107,12 @@ class SiteMemory:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_model(personal_file(self._path, best=best), _copied(model))
+
+    def save_inputs(self, content: Mapping[str, Any]) -> None:
+        """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
+        if self._path is not None and content:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_json(inputs_file(self._path), content)
 
     def has(self, round: int) -> bool:
         """Whether ``round`` itself has kept something."""

@@ -63,6 +63,7 @@ class Site:
         after: what it does after the last round; None: nothing.
         asked: what it was asked for then, which is answered once.
         keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
+        describe: what it keeps of its training inputs, for new ones, with the final model.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Site:
     after: AfterAtSite | None = None
     asked: Asked = field(default_factory=Asked)
     keeps_best: bool = False
+    describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -255,6 +257,8 @@ class Site:
             personal = self._results(own)
             # Not before both models have proved to be some.
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
+        if self.data is not None and self._is_final(instruction.round):
+            self.memory.save_inputs(self.describe(self.data))
         return Answer(
             site=self.name,
             round=instruction.round.number,
@@ -301,12 +305,14 @@ class Site:
 
         Any other would spoil their files.
         """
-        final = instruction.round == Round(self.training.rounds, self.training.rounds)
         best = self.keeps_best and instruction.round.total == self.training.rounds
         keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
-        if not (final or best) or not keeps:
+        if not (self._is_final(instruction.round) or best) or not keeps:
             return None
         return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
+
+    def _is_final(self, round: Round) -> bool:
+        return round == Round(self.training.rounds, self.training.rounds)
 
     def _results(self, model: StateDict) -> dict[str, dict[str, Any]]:
         """What ``model`` does on the site's own splits, see ``evaluation.results``."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fairflare.build.tasks import load
+from fairflare.clinic.inputs import Scaling
 from fairflare.core.errors import UserError
-from fairflare.datasets.kinds.patients import fitted
 from fairflare.datasets.readers import cohort
 from fairflare.datasets.support2 import Support2, table_of
 
@@ -163,7 +163,7 @@ def test_test_patients_do_not_move_the_statistics(monkeypatch):
 
 def test_a_column_without_values_becomes_zero():
     train = np.array([[1.0, np.nan], [3.0, np.nan]])
-    scaled = fitted(train)
+    scaled = Scaling.of(train)
     assert scaled(train).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
     assert scaled(np.array([[np.nan, np.nan]])).tolist() == [[0.0, 0.0]]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fairflare.clinic.base import TestSet
 from fairflare.clinic.checks import expect
-from fairflare.clinic.images import image_data, test_set
+from fairflare.clinic.images import image_data, resolved, test_set
+from fairflare.clinic.inputs import ImageInputs
 from fairflare.clinic.kinds.own import OwnData, read_description
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.clinic.readers.pictures import Reader
@@ -44,6 +45,13 @@ class OwnImages(OwnData):
         )
         mean, std = self._scaling()
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
+
+    def image_inputs(self) -> ImageInputs | None:
+        """The reader and the scaling of the sites' images; none where ``build_data`` makes the inputs."""
+        if self.build_data:
+            return None
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *self._scaling()))
 
     def test_sets(self) -> tuple[TestSet, ...]:
         """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""

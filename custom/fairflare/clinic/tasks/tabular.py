@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.clinic import own_network, scores
-from fairflare.clinic.base import OPEN_SPLIT, Preset, standardise
+from fairflare.clinic.base import OPEN_SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices
+from fairflare.clinic.inputs import Columns, Features, Scaling, TableInputs, as_numbers
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
@@ -100,16 +100,31 @@ class Tabular(OwnData):
             raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
         columns = self._columns(table)
         rows = self._rows(table.name, columns)
-        numbers = np.stack([_numbers(table.name, name, columns[name]) for name in self._features()], axis=1)
-        filled = _filled(numbers, rows["train"])
+        numbers, _ = self._numbers(table.name, columns)
         labels = self._labels(table.name, columns[self.label])
-        mean, std = (torch.from_numpy(f(filled[rows["train"]], axis=0)) for f in (np.mean, np.std))
-        inputs = standardise(torch.from_numpy(filled), mean, std).float()
+        scaling = scaled_by(numbers[rows["train"]])
+        inputs = scaling(numbers)
         splits = {
             name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
             for name, index in rows.items()
         }
-        return TensorData.of(splits, n_classes=len(self.classes))
+        data = TensorData.of(splits, n_classes=len(self.classes))
+        data.scaling = scaling
+        return data
+
+    def table_inputs(self) -> TableInputs | None:
+        """The columns of ``features``; none where ``build_data`` makes the inputs."""
+        if self.build_data:
+            return None
+        names, attributes = tuple(self._features()), self.attributes
+        return TableInputs(
+            columns=names,
+            numbers=names,
+            features=lambda columns: self._numbers("", columns),
+            known=attributes,
+            attributes=lambda columns: {name: list(columns.get(name, ())) for name in attributes},
+            optional=tuple(attributes),
+        )
 
     def unlabelled(self, own: SiteConfig) -> int:
         """How many rows of the site's table have no label."""
@@ -127,11 +142,16 @@ class Tabular(OwnData):
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
 
+    def _numbers(self, file: str, columns: Columns) -> Features:
+        """The columns of ``features``, and nothing that is taken as it is."""
+        found = np.stack([as_numbers(file, name, columns[name]) for name in self._features()], axis=1)
+        return found, np.empty((len(found), 0), dtype=np.float32)
+
     def _features(self) -> list[str]:
         return [name for name in (part.strip() for part in self.features.split(",")) if name]
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
-        table = _as_text(path)
+        table = as_text(path)
         for name in (self.label, *self._features(), *self.attributes):
             if name not in table.columns:
                 known = ", ".join(map(str, table.columns))
@@ -167,7 +187,7 @@ class Tabular(OwnData):
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
-def _as_text(path: Path) -> pd.DataFrame:
+def as_text(path: Path) -> pd.DataFrame:
     """The table with every cell as text, "" where it is empty."""
     import pandas as pd
 
@@ -191,24 +211,14 @@ def _cell(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _numbers(file: str, name: str, cells: list[str]) -> np.ndarray:
-    """float64 (N,), nan where a cell is empty."""
-    found = np.full(len(cells), np.nan)
-    for i, cell in enumerate(cells):
-        if cell:
-            try:
-                found[i] = float(cell)
-            except ValueError:
-                text = f"table {file}: row {i}: {name}: expected a number, got {cell!r}"
-                raise DataError("number", text) from None
-            if not math.isfinite(found[i]):
-                raise DataError("number", f"table {file}: row {i}: {name}: expected a finite number, got {cell!r}")
-    return found
+def scaled_by(train: np.ndarray) -> Scaling:
+    """A site's own scaling: gaps as the training median, 0 where a column has no training value at all.
 
-
-def _filled(numbers: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Gaps as the median of the training rows, 0 where a column has no training value at all."""
-    known = ~np.isnan(numbers[train]).all(axis=0)
-    medians = np.zeros(numbers.shape[1])
-    medians[known] = np.nanmedian(numbers[train][:, known], axis=0)
-    return np.where(np.isnan(numbers), medians, numbers)
+    Args:
+        train: float64 (n, features), nan where missing.
+    """
+    known = ~np.isnan(train).all(axis=0)
+    medians = np.zeros(train.shape[1])
+    medians[known] = np.nanmedian(train[:, known], axis=0)
+    filled = np.where(np.isnan(train), medians, train)
+    return Scaling(*(torch.from_numpy(part) for part in (medians, filled.mean(axis=0), filled.std(axis=0))))

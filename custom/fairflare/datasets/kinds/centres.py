@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fairflare.clinic import networks, risk
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect_choices, site_index
+from fairflare.clinic.inputs import Scaling
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 
@@ -75,8 +76,8 @@ class CentreTask(Task):
         """All patients; the same object for the same options."""
 
     @abstractmethod
-    def scaled_by(self, train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-        """How a site with the training numbers ``train`` (n, columns) prepares numbers: see ``patients.fitted``."""
+    def scaled_by(self, train: np.ndarray) -> Scaling:
+        """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
 
     def sites(self) -> dict[str, str]:
         """The centres."""
@@ -96,14 +97,16 @@ class CentreTask(Task):
         table, rows = self.centres(), self.rows(site)
         scaled = self.scaled_by(table.numbers[rows["train"]])
         splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
-        return CentreData.of(splits, n_classes=len(self.classes))
+        data = CentreData.of(splits, n_classes=len(self.classes))
+        data.scaling = scaled
+        return data
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``clinic.risk``."""
         return risk.metrics(outputs, targets)
 
 
-def _split(table: Centres, rows: np.ndarray, scaled: Callable[[np.ndarray], Tensor]) -> Split:
+def _split(table: Centres, rows: np.ndarray, scaled: Scaling) -> Split:
     inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
     attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
     return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)

@@ -15,7 +15,9 @@ from torch import nn
 from fairflare.clinic import networks
 from fairflare.clinic.base import RENDERING, SPLIT
 from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
+from fairflare.clinic.inputs import ImageInputs
 from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
@@ -106,6 +108,12 @@ class DeviceShift(Masks):
     def network(self) -> nn.Module:
         """Images (N, channels, size, size) -> logits (N, C, size, size)."""
         return networks.build(self.model, len(self.mean), len(self.classes), norm=self.norm)
+
+    def image_inputs(self) -> ImageInputs:
+        """Files as the images are drawn: 8 bits, as many channels as ``mean`` has."""
+        values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
+        reader = Reader(self.size, len(self.mean), values)
+        return ImageInputs(reader, tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
         """The patients and their images; how many a site has is fixed."""

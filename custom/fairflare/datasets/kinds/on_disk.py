@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from fairflare.clinic.base import DATA_FOLDER, Task, TestSet
 from fairflare.clinic.checks import expect
-from fairflare.clinic.images import image_data, test_set
+from fairflare.clinic.images import image_data, resolved, test_set
+from fairflare.clinic.inputs import ImageInputs
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.site_config import SiteConfig
@@ -86,6 +87,11 @@ class ImagesOnDisk(OnDisk):
         items = {split: self.limited(part) for split, part in self.items(self.root(own), site).items()}
         reader, mean, std, kind = self.reader(), self.mean, self.std, self.data_kind
         return image_data(items, self, reader, own=own, augment=self.augment, mean=mean, std=std, kind=kind)
+
+    def image_inputs(self) -> ImageInputs:
+        """The reader and the scaling of the sites' images."""
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, self.mean, self.std))
 
     def check_data(self) -> None:
         """Look for every site's files, without opening images."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import ClassVar
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.clinic import networks, scores
-from fairflare.clinic.base import PARTITION, SPLIT, Task, standardise
+from fairflare.clinic.base import PARTITION, SPLIT, Task
 from fairflare.clinic.checks import expect, expect_choices, site_index
+from fairflare.clinic.inputs import Scaling
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import UserError
@@ -139,9 +140,11 @@ class TableTask(Task):
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
         """The site's patients out of the table that lies where ``own`` says."""
         table, rows = self.table(own), self.rows(site, own)
-        scaled = fitted(table.numbers[rows["train"]])
+        scaled = Scaling.of(table.numbers[rows["train"]])
         splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
-        return TensorData.of(splits, n_classes=len(self.classes))
+        data = TensorData.of(splits, n_classes=len(self.classes))
+        data.scaling = scaled
+        return data
 
     def test_data_as(self, other: Task) -> dict[str, TensorData]:
         """All test patients of this task, each at the site that ``other`` has it at, prepared as that site would.
@@ -161,7 +164,7 @@ class TableTask(Task):
             rows = other.rows(site)
             everyone = np.sort(np.concatenate(list(rows.values())))
             held_out = everyone[np.isin(everyone, pool)]
-            scaled = fitted(table.numbers[rows["train"]])
+            scaled = Scaling.of(table.numbers[rows["train"]])
             splits = {name: _split(table, held_out if name == "test" else rows[name], scaled) for name in SPLITS}
             found[site] = TensorData.of(splits, n_classes=len(self.classes))
         return found
@@ -194,25 +197,7 @@ class TableTask(Task):
         return self.n_sites // len(self.natural_groups)
 
 
-def fitted(train: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-    """How a site prepares numbers: gaps become the training median, then (x - mean) / std of the training rows.
-
-    Args:
-        train: float64 (n, features), nan where missing; a column without a single value counts as all zeros.
-
-    Returns:
-        A function from such an array of any length to a float32 tensor of its shape without gaps.
-    """
-    if not train.shape[1]:
-        return lambda rows: torch.empty(rows.shape)
-    empty = np.isnan(train).all(0)
-    medians = np.nanmedian(np.where(empty, 0.0, train), axis=0)
-    filled = torch.from_numpy(np.where(np.isnan(train), medians, train))
-    mean, std = filled.mean(0), filled.std(0, correction=0)
-    return lambda rows: standardise(torch.from_numpy(np.where(np.isnan(rows), medians, rows)), mean, std).float()
-
-
-def _split(table: Table, rows: np.ndarray, scaled: Callable[[np.ndarray], Tensor]) -> Split:
+def _split(table: Table, rows: np.ndarray, scaled: Scaling) -> Split:
     inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
     attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
     return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)

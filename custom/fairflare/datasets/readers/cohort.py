@@ -6,11 +6,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
 import numpy as np
+
+from fairflare.clinic.inputs import as_numbers
 
 NUMBERS = (
     "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",
@@ -46,13 +48,23 @@ def table() -> Mapping[str, tuple[str, ...]]:
 @cache
 def numbers() -> np.ndarray:
     """float64 (9105, 20), nan where missing."""
-    return np.array([[float(cell or "nan") for cell in table()[name]] for name in NUMBERS]).T
+    return numbers_of(table())
 
 
 @cache
 def flags() -> np.ndarray:
     """float32 (9105, 26): the one-hot columns in the order of ``CATEGORIES``."""
-    columns = [np.array(table()[name]) == value for name, values in CATEGORIES.items() for value in values]
+    return flags_of(table())
+
+
+def numbers_of(cells: Mapping[str, Sequence[str]]) -> np.ndarray:
+    """float64 (N, 20) of any patients' cells, nan where missing."""
+    return np.array([as_numbers("", name, cells[name]) for name in NUMBERS]).T
+
+
+def flags_of(cells: Mapping[str, Sequence[str]]) -> np.ndarray:
+    """float32 (N, 26) of any patients' cells."""
+    columns = [np.array(cells[name]) == value for name, values in CATEGORIES.items() for value in values]
     return np.stack(columns, axis=1).astype(np.float32)
 
 
