@@ -30,6 +30,7 @@ BELOW = {
     "papers": {"core", "report"},
     "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
     "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
+    "inference": {"core", "functional", "federation", "clinic", "report", "build"},
     "testing": {"core", "functional", "privacy", "federation", "build", *PARTS},
     "app": {
         "core",
@@ -42,6 +43,7 @@ BELOW = {
         "papers",
         "build",
         "flare",
+        "inference",
         "testing",
     },
 }

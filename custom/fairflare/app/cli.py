@@ -18,6 +18,7 @@ from fairflare.app.commands.export import export
 from fairflare.app.commands.listing import list_methods, list_tasks
 from fairflare.app.commands.new import new
 from fairflare.app.commands.paper import paper
+from fairflare.app.commands.predict import predict
 from fairflare.app.commands.report import report, verify
 from fairflare.app.commands.riders import riders
 from fairflare.app.commands.run import resume, run
@@ -37,6 +38,7 @@ COMMANDS = (
     list_tasks,
     new,
     paper,
+    predict,
     preflight,
     prepare,
     report,

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.readers.pictures import Reader
-from fairflare.core.errors import DataError, UserError
+from fairflare.clinic.readers.table_features import Arrays, Columns, Feature, parsed, stacked
+from fairflare.core.errors import UserError
 
-Columns = Mapping[str, Sequence[str]]
-"""Column -> its cells as text, "" where empty."""
 Features = tuple[np.ndarray, np.ndarray]
 """Numbers float64 (N, n), nan where missing, which a site scales; plain float32 (N, m), taken as they are."""
 LONGEST = 100_000
@@ -92,27 +91,35 @@ class TableInputs:
     """How the rows of a table become features.
 
     Attributes:
-        columns: that a file must have.
-        numbers: names of the numbers, in the order in which ``features`` has them.
-        features: columns -> features; raises DataError on a cell that it cannot read.
+        numbers: features that a site scales.
+        plain: features that are taken as they are.
         known: column -> the values that it may have; empty cells are always allowed.
+        gaps: words that stand for a missing number.
         attributes: columns -> sensitive attribute -> N values, "" where unknown.
-        optional: columns that only attributes are made of.
         fixed: constants that every site scales by; None: each by its own training rows.
     """
 
-    columns: tuple[str, ...]
-    numbers: tuple[str, ...]
-    features: Callable[[Columns], Features]
+    numbers: tuple[Feature, ...]
+    plain: tuple[Feature, ...] = ()
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gaps: tuple[str, ...] = ()
     attributes: Callable[[Columns], Mapping[str, Sequence[str]]] = lambda columns: {}
-    optional: tuple[str, ...] = ()
     fixed: Scaling | None = None
 
     @property
-    def own_scaling(self) -> bool:
-        """Whether every site scales by its own training rows rather than by constants of the task."""
-        return self.fixed is None
+    def columns(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        return tuple(dict.fromkeys(one.column for one in (*self.numbers, *self.plain)))
+
+    def features(self, file: str, columns: Columns) -> Features:
+        """Numbers and plain features of a table's cells; raises DataError."""
+        arrays = parsed(file, columns, (*self.numbers, *self.plain), self.gaps)
+        return self.of(arrays)
+
+    def of(self, arrays: Arrays) -> Features:
+        """The same of parsed cells."""
+        n = len(next(iter(arrays.values())))
+        return stacked(self.numbers, arrays, n), stacked(self.plain, arrays, n).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -128,18 +135,3 @@ class ImageInputs:
     reader: Reader
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-def as_numbers(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
-    """float64 (N,), nan where a cell is empty; DataError names the first cell that is no finite number."""
-    found = np.full(len(cells), np.nan)
-    for i, cell in enumerate(cells):
-        if cell:
-            try:
-                found[i] = float(cell)
-            except ValueError:
-                text = f"table {file}: row {i}: {name}: expected a number, got {cell!r}"
-                raise DataError("number", text) from None
-            if not math.isfinite(found[i]):
-                raise DataError("number", f"table {file}: row {i}: {name}: expected a finite number, got {cell!r}")
-    return found

@@ -14,7 +14,8 @@ import torch
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
 from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.inputs import Columns, Features, Scaling, TableInputs, as_numbers
+from fairflare.clinic.inputs import Scaling, TableInputs
+from fairflare.clinic.readers.table_features import Columns, Feature, as_numbers
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
@@ -33,7 +34,6 @@ TRAIN, SEED = 0.66, 43
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
 GAPS = ("trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
 """Columns with a missing value somewhere: "full" says of each whether it is missing."""
-GAP = {"?": "", "NaN": "", "nan": ""}
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,21 @@ class Heart(CentreTask):
 
     def table_inputs(self) -> TableInputs:
         """The files' columns by their names, see ``readers.heart.COLUMNS``; the diagnosis is not needed."""
-        full = self.protocol == "full"
-        used = tuple(name for name in heart.COLUMNS[:-1] if full or name not in DROPPED)
-        plain = [name for name in used if name not in DUMMIES]
-        dummies = [f"{name}={value}" for name in DUMMIES for value in heart.VALUES[name][1:]]
-        codes = {name: tuple(map(str, values)) for name, values in heart.VALUES.items() if name in used}
-        return TableInputs(
-            columns=used,
-            numbers=NUMBERS if full else (*plain, *dummies),
-            features=lambda columns: (full_features if full else flamby_features)(_parsed(columns, used)),
-            known=codes,
-            attributes=lambda columns: _attributes(_parsed(columns, ("sex", "age"))),
-        )
+        return inputs_of(self.protocol)
+
+
+def inputs_of(protocol: str) -> TableInputs:
+    """How the columns become features: the 13 numbers of "flamby", dummies among them, or all of "full"."""
+    used = [name for name in heart.COLUMNS[:-1] if protocol == "full" or name not in DROPPED]
+    if protocol == "full":
+        numbers = tuple(Feature(name, zero_is_missing=name in heart.IMPOSSIBLE) for name in NUMBERS)
+        flags = [Feature(name, (float(value),)) for name, values in heart.VALUES.items() for value in values]
+        plain = (*flags, *(Feature(name, missing=True, zero_is_missing=name in heart.IMPOSSIBLE) for name in GAPS))
+    else:
+        dummies = [Feature(name, (float(value),)) for name in DUMMIES for value in heart.VALUES[name][1:]]
+        numbers, plain = (*(Feature(name) for name in used if name not in DUMMIES), *dummies), ()
+    known = {name: tuple(map(str, values)) for name, values in heart.VALUES.items() if name in used}
+    return TableInputs(numbers, plain, known, ("?", "NaN", "nan"), _attributes_of)
 
 
 @cache
@@ -145,15 +148,7 @@ def _flamby() -> Centres:
         rows[site] = {name: start + part for name, part in _flamby_split(y[whole]).items()}
         start += int(whole.sum())
     table = dict(zip(kept, np.concatenate(cells).T))
-    return _made(np.concatenate(labels), *flamby_features(table), rows, table)
-
-
-def flamby_features(table: Mapping[str, np.ndarray]) -> Features:
-    """The 13 numbers of the protocol, dummies among them; nothing is taken as it is."""
-    plain = [table[name] for name in heart.COLUMNS[:-1] if name not in (*DROPPED, *DUMMIES)]
-    dummies = [(table[name] == value).astype(float) for name in DUMMIES for value in heart.VALUES[name][1:]]
-    numbers = np.stack(plain + dummies, axis=1)
-    return numbers, np.empty((len(numbers), 0), dtype=np.float32)
+    return _made(np.concatenate(labels), *inputs_of("flamby").of(table), rows, table)
 
 
 def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -182,21 +177,15 @@ def _full() -> Centres:
     }
     table = {name: np.concatenate([part[name] for part in parts]) for name in heart.COLUMNS}
     labels = np.concatenate([heart.diseased(site) for site in heart.FILES])
-    return _made(labels, *full_features(table), rows, table)
+    return _made(labels, *inputs_of("full").of(table), rows, table)
 
 
-def full_features(table: Mapping[str, np.ndarray]) -> Features:
-    """Numbers, and what is one-hot or says that a value is missing."""
-    impossible = {name: np.where(table[name] == 0, np.nan, table[name]) for name in heart.IMPOSSIBLE}
-    table = {**table, **impossible}
-    flags = [table[name] == value for name, values in heart.VALUES.items() for value in values]
-    flags += [np.isnan(table[name]) for name in GAPS]
-    return np.stack([table[name] for name in NUMBERS], axis=1), np.stack(flags, axis=1).astype(np.float32)
-
-
-def _parsed(columns: Columns, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Cells as numbers; "?" and "NaN" are the files' own words for a missing value."""
-    return {name: as_numbers("", name, [GAP.get(cell, cell) for cell in columns[name]]) for name in names}
+def _attributes_of(columns: Columns) -> dict[str, list[str]]:
+    """Sex and age band from a file's cells; none without both columns."""
+    if not {"sex", "age"} <= set(columns):
+        return {}
+    cells = {name: ["" if cell in ("?", "NaN", "nan") else cell for cell in columns[name]] for name in ("sex", "age")}
+    return _attributes({name: as_numbers("", name, found) for name, found in cells.items()})
 
 
 def _made(

@@ -12,7 +12,8 @@ import torch
 
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
-from fairflare.clinic.inputs import Columns, Scaling, TableInputs, as_numbers
+from fairflare.clinic.inputs import Scaling, TableInputs
+from fairflare.clinic.readers.table_features import Columns, as_numbers
 from fairflare.core.types import Training
 from fairflare.core.validation import Range
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
@@ -108,16 +109,10 @@ class Ist(CentreTask):
 
     def table_inputs(self) -> TableInputs:
         """The trial's columns by their names; a missing number of a new patient becomes the mean."""
-        names = self.columns()
-        return TableInputs(
-            columns=names,
-            numbers=tuple(name for name in names if name in trial.NUMBERS),
-            features=lambda columns: trial.features(names, columns),
-            known={name: values for name, values in _codes().items() if name in names},
-            attributes=attributes_of,
-            optional=(*(column for column, _ in CODES.values()), "AGE"),
-            fixed=self.scaled_by(np.empty((0, 0))),
-        )
+        numbers, plain = trial.made_of(self.columns())
+        known = {name: values for name, values in _codes().items() if name in self.columns()}
+        fixed = self.scaled_by(np.empty((0, 0))) if self.scaling == "shared" else None
+        return TableInputs(numbers, plain, known, attributes=attributes_of, fixed=fixed)
 
 
 @lru_cache(maxsize=8)

@@ -70,11 +70,10 @@ class Support2(TableTask):
     def table_inputs(self) -> TableInputs:
         """The cohort's columns by their names."""
         return TableInputs(
-            columns=(*cohort.NUMBERS, *cohort.CATEGORIES),
-            numbers=cohort.NUMBERS,
-            features=lambda columns: (cohort.numbers_of(columns), cohort.flags_of(columns)),
+            numbers=cohort.MADE_NUMBERS,
+            plain=cohort.MADE_FLAGS,
             known=cohort.CATEGORIES,
-            attributes=lambda columns: {name: list(columns[name]) for name in Support2.attributes},
+            attributes=lambda columns: {name: list(columns[name]) for name in Support2.attributes if name in columns},
         )
 
     def table(self, own: SiteConfig | None = None) -> Table:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fairflare.clinic import own_network, scores
 from fairflare.clinic.base import OPEN_SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.inputs import Columns, Features, Scaling, TableInputs, as_numbers
+from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.readers.table_features import Feature, parsed, stacked
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, UserError
@@ -100,7 +101,8 @@ class Tabular(OwnData):
             raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
         columns = self._columns(table)
         rows = self._rows(table.name, columns)
-        numbers, _ = self._numbers(table.name, columns)
+        features = [Feature(name) for name in self._features()]
+        numbers = stacked(features, parsed(table.name, columns, features), len(columns[self.label]))
         labels = self._labels(table.name, columns[self.label])
         scaling = scaled_by(numbers[rows["train"]])
         inputs = scaling(numbers)
@@ -116,14 +118,11 @@ class Tabular(OwnData):
         """The columns of ``features``; none where ``build_data`` makes the inputs."""
         if self.build_data:
             return None
-        names, attributes = tuple(self._features()), self.attributes
+        attributes = self.attributes
         return TableInputs(
-            columns=names,
-            numbers=names,
-            features=lambda columns: self._numbers("", columns),
+            numbers=tuple(Feature(name) for name in self._features()),
             known=attributes,
-            attributes=lambda columns: {name: list(columns.get(name, ())) for name in attributes},
-            optional=tuple(attributes),
+            attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
         )
 
     def unlabelled(self, own: SiteConfig) -> int:
@@ -131,7 +130,7 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = _as_text(table)
+        found = as_text(table)
         return int((found[self.label].str.strip() == "").sum()) if self.label in found.columns else 0
 
     def drawn(self) -> tuple[str, ...]:
@@ -141,11 +140,6 @@ class Tabular(OwnData):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
-
-    def _numbers(self, file: str, columns: Columns) -> Features:
-        """The columns of ``features``, and nothing that is taken as it is."""
-        found = np.stack([as_numbers(file, name, columns[name]) for name in self._features()], axis=1)
-        return found, np.empty((len(found), 0), dtype=np.float32)
 
     def _features(self) -> list[str]:
         return [name for name in (part.strip() for part in self.features.split(",")) if name]

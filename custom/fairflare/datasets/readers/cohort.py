@@ -6,13 +6,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
-from fairflare.clinic.inputs import as_numbers
+from fairflare.clinic.readers.table_features import Feature, parsed, stacked
 
 NUMBERS = (
     "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",
@@ -45,27 +45,22 @@ def table() -> Mapping[str, tuple[str, ...]]:
     return dict(zip(names, zip(*rows)))
 
 
+MADE_NUMBERS = tuple(Feature(name) for name in NUMBERS)
+MADE_FLAGS = tuple(Feature(name, (value,)) for name, values in CATEGORIES.items() for value in values)
+"""What the columns make."""
+
+
 @cache
 def numbers() -> np.ndarray:
     """float64 (9105, 20), nan where missing."""
-    return numbers_of(table())
+    return stacked(MADE_NUMBERS, parsed("support2.csv.gz", table(), MADE_NUMBERS), len(table()["age"]))
 
 
 @cache
 def flags() -> np.ndarray:
     """float32 (9105, 26): the one-hot columns in the order of ``CATEGORIES``."""
-    return flags_of(table())
-
-
-def numbers_of(cells: Mapping[str, Sequence[str]]) -> np.ndarray:
-    """float64 (N, 20) of any patients' cells, nan where missing."""
-    return np.array([as_numbers("", name, cells[name]) for name in NUMBERS]).T
-
-
-def flags_of(cells: Mapping[str, Sequence[str]]) -> np.ndarray:
-    """float32 (N, 26) of any patients' cells."""
-    columns = [np.array(cells[name]) == value for name, values in CATEGORIES.items() for value in values]
-    return np.stack(columns, axis=1).astype(np.float32)
+    found = stacked(MADE_FLAGS, parsed("support2.csv.gz", table(), MADE_FLAGS), len(table()["age"]))
+    return found.astype(np.float32)
 
 
 @cache

@@ -12,7 +12,7 @@ from importlib import resources
 
 import numpy as np
 
-from fairflare.clinic.inputs import as_numbers
+from fairflare.clinic.readers.table_features import Feature, parsed, stacked
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 
@@ -88,30 +88,26 @@ def check(names: Sequence[str]) -> None:
         raise UserError(f"features: expected different columns, got {shown(', '.join(names))}")
 
 
-def features(
-    names: Sequence[str] = AT_RANDOMISATION, cells: Mapping[str, Sequence[str]] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The features that the columns ``names`` make: numbers float64 (N, n), and 0 or 1 as float32 (N, m).
+def made_of(names: Sequence[str]) -> tuple[tuple[Feature, ...], tuple[Feature, ...]]:
+    """Numbers and plain features that the columns ``names`` make; raises UserError for a column that is none."""
+    check(names)
+    numbers = tuple(Feature(name) for name in names if name in NUMBERS)
+    return numbers, tuple(flag for name in names if name in CATEGORIES for flag in _flags(name))
 
-    Args:
-        names: the columns.
-        cells: column -> its cells as text; None: the trial's.
+
+def features(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np.ndarray]:
+    """The features that the columns ``names`` make: numbers float64 (N, n), and 0 or 1 as float32 (N, m).
 
     Raises:
         UserError: a column that was not known at randomisation: an outcome, or the trial's own prediction of one.
     """
-    check(names)
-    cells = table() if cells is None else cells
-    numbers = [as_numbers("", name, cells[name]) for name in names if name in NUMBERS]
-    flags = [flag for name in names if name in CATEGORIES for flag in _flags(name, cells[name])]
-    n = len(cells[names[0]])
-    return (
-        np.stack(numbers, axis=1) if numbers else np.empty((n, 0)),
-        np.stack(flags, axis=1).astype(np.float32) if flags else np.empty((n, 0), dtype=np.float32),
-    )
+    numbers, plain = made_of(names)
+    arrays = parsed("ist.csv.gz", table(), (*numbers, *plain))
+    n = len(table()["AGE"])
+    return stacked(numbers, arrays, n), stacked(plain, arrays, n).astype(np.float32)
 
 
-def _flags(name: str, found: Sequence[str]) -> list[np.ndarray]:
-    cells = np.array(found)
-    cells = np.where(cells == "H", "M", cells) if name == "RXHEP" else cells
-    return [cells == value for value in CATEGORIES[name][1:]]
+def _flags(name: str) -> list[Feature]:
+    return [
+        Feature(name, (value, "H") if (name, value) == ("RXHEP", "M") else (value,)) for value in CATEGORIES[name][1:]
+    ]

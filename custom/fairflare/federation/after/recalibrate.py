@@ -146,7 +146,7 @@ class Recalibrate(AfterStep):
         With more than two classes calibration is the top class's probability less whether it is the right one.
         """
         scores, labels = _numpy(cases, np.ones(cases.n, dtype=bool))
-        probabilities = self._probabilities(scores, cases.members.numpy(), {} if stage == "before" else fits, shape)
+        probabilities = self.probabilities(scores, cases.members.numpy(), {} if stage == "before" else fits, shape)
         rows = np.arange(len(labels))
         truth = np.zeros_like(probabilities)
         truth[rows, labels] = 1.0
@@ -158,7 +158,8 @@ class Recalibrate(AfterStep):
         brier = ((probabilities - truth) ** 2).sum(axis=1)
         return {"brier": brier, "calibration": probabilities[rows, top] - truth[rows, top], "log_loss": loss}
 
-    def _probabilities(self, scores: Array, members: Array, fits: Mapping[int, Fit], shape: Shape) -> Array:
+    def probabilities(self, scores: Array, members: Array, fits: Mapping[int, Fit], shape: Shape) -> Array:
+        """(N, C) of logits (N, C), each case by what holds for its group; softmax where nothing does."""
         moved = scores.copy()
         for member in np.unique(members):
             fit, rows = fit_of(fits, int(member)), members == member

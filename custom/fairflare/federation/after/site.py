@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ class AfterAtSite:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             said: dict[str, Any] = {"step": type(self.step).__name__.lower(), "by": self.step.by, "model": model}
+            said["settings"] = {key: value for key, value in asdict(self.step).items() if key != "by"}
             save_json(self.path, {**said, "own": dict(own), "shared": dict(shared), "remark": remark})
 
     def _parameters(self, shared: Mapping[str, Fit], own: Fit, rows: Array, cases: Cases) -> dict[str, float]:

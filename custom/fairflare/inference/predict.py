@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare predict``: new images or patients through a run's model, prepared as the training's were."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.clinic.inputs import Scaling, TableInputs
+from fairflare.clinic.readers.geometry import Geometry, geometry_of
+from fairflare.clinic.readers.masks import ending, pixel_values, restored, write_mask
+from fairflare.clinic.tasks.tabular import as_text
+from fairflare.clinic.tensors import as_float, normalised
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.execution import default_device
+from fairflare.core.types import Batch
+from fairflare.federation.evaluation import predict as predicted
+from fairflare.federation.state import save_json, save_text
+from fairflare.inference.adjustment import HALF, members_of
+from fairflare.inference.opened import Opened
+from fairflare.inference.sources import images_of, table_of
+from fairflare.inference.unlike import of_images, of_table
+from fairflare.inference.whole import MARK
+
+RESULTS = "predictions.csv"
+MASKS = "masks"
+FEWEST = 20
+"""Rows from which on a table can be scaled by its own numbers."""
+BATCH = 16
+
+
+@dataclass
+class Predictions:
+    """What came of it.
+
+    Attributes:
+        header: of the table of results.
+        rows: one per case, in the order of the inputs.
+        probabilities: float64 (N, C) of classes; empty for masks, which are files.
+        unlike: what is unlike the training, and other remarks, a line each.
+    """
+
+    header: list[str]
+    rows: list[list[Any]]
+    probabilities: np.ndarray
+    unlike: list[str] = field(default_factory=list)
+
+
+def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
+    """Predict what is named and write the results to ``folder``, an empty one.
+
+    Args:
+        opened: the run.
+        named: image files and folders, or one table.
+        folder: gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
+
+    Raises:
+        UserError: this run's inputs are no files, or something that is named cannot be read.
+    """
+    table, images = opened.task.table_inputs(), opened.task.image_inputs()
+    if table is None and images is None:
+        text = "its inputs are made by code (build_data), or nobody has said how a file becomes one"
+        raise UserError(f"task {opened.config.task}: {text}; use fairflare export-model")
+    if table is not None:
+        found = _of_table(opened, table, table_of(named))
+    else:
+        found = _of_images(opened, images_of(named), folder)
+    found.unlike = [*opened.remarks, *found.unlike]
+    save_text(folder / RESULTS, _csv(found.header, found.rows))
+    save_json(folder / MARK, {**about(opened), "cases": len(found.rows), "unlike": found.unlike})
+    return found
+
+
+def about(opened: Opened) -> dict[str, Any]:
+    """Which model of which run, as the results say it."""
+    return {
+        "run": opened.folder.name,
+        "task": f"{opened.config.task}:{opened.config.preset}",
+        "method": opened.config.method,
+        "site": opened.site or None,
+        "model": opened.whose,
+        "model_sha256": opened.model_sha256,
+        "rounds": opened.finished,
+        "adjusted": opened.adjustment.words if opened.adjustment else None,
+    }
+
+
+def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
+    cells = as_text(path)
+    columns = {str(name): [str(cell).strip() for cell in cells[name]] for name in cells.columns}
+    n = len(cells)
+    missing = [name for name in inputs.columns if name not in columns]
+    if len(missing) == len(inputs.columns) or not n:
+        lacks = "rows" if not n else f"columns {', '.join(inputs.columns[:6])} ..."
+        raise DataError("column", f"table {path.name}: expected {lacks}, found none")
+    found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
+    columns |= {name: [""] * n for name in missing}
+    numbers, plain = inputs.features(path.name, columns)
+    scaling, said = _scaling(opened, numbers, path.name)
+    found += said + of_table(inputs, columns, numbers, scaling)
+    rows = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
+
+    def batches() -> Iterator[Batch]:
+        for part in rows.split(1024):
+            yield Batch(part, torch.zeros(len(part), dtype=torch.int64), torch.full((len(part),), -1))
+
+    outputs = _outputs(opened, batches)
+    members = members_of(opened.parts, inputs.attributes(columns), n)
+    header, body, probabilities = _classes(opened, outputs, members)
+    label = next((name for name in ("id", "patient_id") if name in columns), "")
+    first = columns[label] if label else [str(k) for k in range(1, n + 1)]
+    table = [[name, *row] for name, row in zip(first, body)]
+    return Predictions([label or "row", *header], table, probabilities, found)
+
+
+def _scaling(opened: Opened, numbers: np.ndarray, file: str) -> tuple[Scaling, list[str]]:
+    """The site's, or where none is named that of the table's own rows: each site of the run scales by its own."""
+    if opened.scaling is not None:
+        return opened.scaling, []
+    if opened.site:
+        raise UserError(f"--site {opened.site}: how it scales its numbers is not in the folder; see --site-files")
+    if len(numbers) < FEWEST:
+        text = f"the sites scale by their own rows: expected --site NAME, or at least {FEWEST} rows"
+        raise UserError(f"table {file}: {text}, got {len(numbers)}")
+    return Scaling.of(numbers), [f"scaled by its own {len(numbers)} rows, as every site of the run; see --site"]
+
+
+def _of_images(opened: Opened, files: Mapping[str, Path], folder: Path) -> Predictions:
+    inputs = opened.task.image_inputs()
+    assert inputs is not None  # the caller has looked
+    images = {name: inputs.reader.image(path) for name, path in files.items()} if len(files) <= BATCH else None
+    places = {name: place for name, path in files.items() if (place := geometry_of(path)) is not None}
+    names = list(files)
+    means: dict[str, float] = {}
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(names), BATCH):
+            chosen = names[start : start + BATCH]
+            stored = torch.stack([images[n] if images else inputs.reader.image(files[n]) for n in chosen])
+            means.update(zip(chosen, as_float(stored).mean((1, 2, 3)).tolist()))
+            ready = normalised(as_float(stored), inputs.mean, inputs.std)
+            yield Batch(ready, torch.zeros(len(chosen), dtype=torch.int64), torch.full((len(chosen),), -1))
+
+    members = torch.full((len(names),), -1)
+    if opened.task.class_labels:
+        header, body, probabilities = _classes(opened, _outputs(opened, batches), members)
+        table = [[name, *row] for name, row in zip(names, body)]
+        found = Predictions(["file", *header], table, probabilities)
+    else:
+        found = _masks(opened, files, places, batches, folder)
+    found.unlike = of_images(inputs, opened.inputs, places, means)
+    return found
+
+
+def _masks(
+    opened: Opened,
+    files: Mapping[str, Path],
+    places: Mapping[str, Geometry],
+    batches: Callable[[], Iterator[Batch]],
+    folder: Path,
+) -> Predictions:
+    """A mask file for each image, and in the table the share of pixels of each structure."""
+    inputs = opened.task.image_inputs()
+    assert inputs is not None and inputs.reader.values is not None  # masks have values
+    classes, names = opened.task.classes, iter(files)
+    thresholds, said = _thresholds(opened)
+    table: list[list[Any]] = []
+    taken: set[str] = set()
+    for batch in opened.parts.trainer.shared_batches(batches):
+        for one in _network(opened, batch.inputs).sigmoid():
+            name = next(names)
+            place = places.get(name)
+            if place is None:
+                raise UserError(f"{name}: its size cannot be read")
+            probabilities = restored(one, place.height, place.width)
+            mask = _mask_name(name, ending(files[name], place), taken)
+            path = folder / MASKS / mask
+            path.parent.mkdir(parents=True, exist_ok=True)
+            values = pixel_values(
+                probabilities, thresholds, inputs.reader.values, inputs.reader.background, path.suffix == ".png"
+            )
+            write_mask(path, values, files[name], place)
+            shares = [float(_flagged(p, t).double().mean()) for p, t in zip(probabilities, thresholds)]
+            table.append([name, f"{MASKS}/{mask}", *shares])
+    header = ["file", "mask", *(f"share_{name}" for name in classes)]
+    return Predictions(header, table, np.empty((len(table), 0)), said)
+
+
+def _flagged(p: Tensor, threshold: float) -> Tensor:
+    return p > threshold if threshold == HALF else p >= threshold
+
+
+def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
+    """Per structure, the probability from which on a pixel is flagged."""
+    adjustment, n = opened.adjustment, len(opened.task.classes)
+    if adjustment is None or not adjustment.flags:
+        return [HALF] * n, []
+    found = float(adjustment.lambdas(torch.tensor([-1]))[0])
+    if np.isnan(found):
+        return [HALF] * n, ["the run's thresholds are for groups of patients, which no file names: 0.5 is used"]
+    return [1.0 - found] * n, []
+
+
+def _mask_name(name: str, suffix: str, taken: set[str]) -> str:
+    """A name of its own for each file's mask, in the file's folders; a.png and a.jpg do not meet."""
+    stem = name
+    for known in (".nii.gz", *(f".{s}" for s in ("nii", "png", "jpg", "jpeg", "dcm", "dicom"))):
+        if name.lower().endswith(known):
+            stem = name[: -len(known)]
+            break
+    found, k = f"{stem}_mask{suffix}", 1
+    while found in taken:
+        k += 1
+        found = f"{stem}_mask{k}{suffix}"
+    taken.add(found)
+    return found
+
+
+def _outputs(opened: Opened, batches: Callable[[], Iterator[Batch]]) -> Tensor:
+    """Logits (N, C) on the CPU."""
+    device = default_device()
+    opened.network.to(device)
+    return predicted(opened.network, opened.parts.trainer.shared_batches(batches), device)[0]
+
+
+@torch.no_grad()
+def _network(opened: Opened, inputs: Tensor) -> Tensor:
+    device = default_device()
+    outputs: Tensor = opened.network.to(device)(inputs.to(device))
+    return outputs.float().cpu()
+
+
+def _classes(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str], list[list[Any]], np.ndarray]:
+    """Class, probabilities and, with thresholds, what they say of each case."""
+    classes, adjustment = opened.task.classes, opened.adjustment
+    if adjustment is None:
+        probabilities = outputs.double().softmax(1).numpy()
+    else:
+        probabilities = adjustment.probabilities(outputs, members)
+    chosen = probabilities.argmax(1)
+    header = ["class", *(f"p_{name}" for name in classes)]
+    rows = [[classes[k], *map(float, row)] for k, row in zip(chosen, probabilities)]
+    if adjustment is not None and adjustment.makes_sets:
+        header.append("set")
+        sets = adjustment.sets(probabilities, members)
+        rows = [[*row, "|".join(classes[c] for c in one)] for row, one in zip(rows, sets)]
+    elif adjustment is not None and adjustment.flags:
+        header.append(f"flagged_{classes[1]}")
+        limits = adjustment.lambdas(members)
+        flagged = 1.0 - probabilities[:, 1] <= limits
+        rows = [[*row, "" if np.isnan(limit) else int(one)] for row, one, limit in zip(rows, flagged, limits)]
+    return header, rows, probabilities
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([[repr(cell) if isinstance(cell, float) else cell for cell in row] for row in rows])
+    return text.getvalue()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare predict``: what sites measured comes out again, in files that fit their inputs, and nothing is spoilt."""
+
+import csv
+import json
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fairflare.app.cli import main
+from fairflare.clinic.readers.geometry import geometry_of
+from fairflare.clinic.readers.masks import pixel_values, restored
+from fairflare.core.errors import UserError
+from fairflare.datasets.readers import heart
+from fairflare.inference.opened import open_run
+from fairflare.inference.whole import whole_folder
+from own_folder import picture, write_images
+
+pytestmark = pytest.mark.slow
+
+
+def call(capsys, *arguments):
+    """Exit code, stdout and stderr of a command."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code, *capsys.readouterr()
+
+
+def run(folder, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *map(str, arguments), "--workers", "1", "--out", str(folder)])
+    assert stop.value.code == 0
+    return folder
+
+
+def rows(folder):
+    with (folder / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def reported(folder, site, split="test"):
+    site = json.loads((folder / "report.json").read_text())["sites"][site]
+    return site["metrics" if split == "test" else "val_metrics"]
+
+
+def write_patients(path, site, split="test"):
+    """A hospital's patients of one split as a table with the data set's own columns; returns their labels."""
+    from fairflare.build import tasks
+
+    task = tasks.load("heart", "full")
+    first = {name: 0 for name in heart.FILES}
+    start = 0
+    for name in heart.FILES:
+        first[name] = start
+        start += len(heart.patients(name)["num"])
+    places = task.rows(site)[split] - first[site]
+    columns = heart.patients(site)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(heart.COLUMNS[:-1])
+        for place in places:
+            cells = [columns[name][place] for name in heart.COLUMNS[:-1]]
+            writer.writerow(["" if np.isnan(cell) else f"{cell:g}" for cell in cells])
+    return heart.diseased(site)[places]
+
+
+@pytest.fixture(scope="session")
+def heart_run(tmp_path_factory):
+    """Three rounds with recalibration, whose figures are of the test split."""
+    folder = tmp_path_factory.mktemp("use") / "heart"
+    return run(folder, "fedavg", "--task", "heart:full", "--rounds", 3, "--set", "after=recalibrate")
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """Images of 64 pixels would need no resampling; these are 48 x 40."""
+    return write_images(tmp_path_factory.mktemp("use") / "photos", masks=False)
+
+
+@pytest.fixture(scope="session")
+def photo_run(photos, tmp_path_factory):
+    own = ["--datalists", photos, "--kind", "classification", "--classes", "healthy,ill", "--set", "size=32"]
+    return run(tmp_path_factory.mktemp("use") / "photo", "fedavg", *own, "--rounds", 2)
+
+
+@pytest.fixture(scope="session")
+def mask_data(tmp_path_factory):
+    """As the network takes them: 64 x 64, so that masks are scored as the sites score them."""
+    root = write_images(tmp_path_factory.mktemp("use") / "masks", masks=True)
+    for path in root.rglob("*.png"):
+        size = Image.open(path).resize((64, 64), Image.Resampling.NEAREST)
+        size.save(path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def mask_run(mask_data, tmp_path_factory):
+    own = ["--datalists", mask_data, "--kind", "segmentation", "--classes", "lesion"]
+    return run(tmp_path_factory.mktemp("use") / "mask", "fedavg", *own, "--rounds", 3)
+
+
+def test_a_hospitals_figures_come_out_again(heart_run, tmp_path, capsys):
+    for site in heart.FILES:
+        labels = write_patients(tmp_path / f"{site}.csv", site)
+        arguments = ["predict", heart_run, tmp_path / f"{site}.csv", "--site", site, "--out", tmp_path / site]
+        code, _, err = call(capsys, *arguments, "--plain")
+        assert code == 0, err
+        p = np.array([float(row["p_disease"]) for row in rows(tmp_path / site)])
+        found = reported(heart_run, site)
+        assert np.mean((p > 0.5) == labels) == pytest.approx(found["accuracy"], abs=1e-9)
+        assert np.mean((p - labels) ** 2) == pytest.approx(found["brier_loss"], abs=1e-6)
+        code, out, err = call(capsys, *arguments, "--force")
+        assert code == 0 and f"recalibrate by site of {site}" in out, err
+        p = np.array([float(row["p_disease"]) for row in rows(tmp_path / site)])
+        log = [json.loads(line) for line in (heart_run / "audit.jsonl").read_text().splitlines()]
+        brier = next(line for line in log if line["event"] == "after")["sites"][site]["own.brier"]
+        assert np.mean((p - labels) ** 2) == pytest.approx(brier, abs=1e-6)
+
+
+def test_without_a_site_a_table_is_scaled_by_its_own_rows(heart_run, tmp_path, capsys):
+    write_patients(tmp_path / "new.csv", "Hungary")
+    code, _, err = call(capsys, "predict", heart_run, tmp_path / "new.csv", "--out", tmp_path / "p")
+    assert code == 0 and "scaled by its own" in err and "--site NAME applies it" in " ".join(err.split())
+    few = (tmp_path / "new.csv").read_text().splitlines()[:5]
+    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
+    code, _, err = call(capsys, "predict", heart_run, tmp_path / "few.csv", "--out", tmp_path / "q")
+    assert code == 2 and "at least 20 rows" in err and not (tmp_path / "q").exists()
+
+
+def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
+    write_patients(tmp_path / "t.csv", "Cleveland")
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    cells = [line.split(",") for line in lines[1:]]
+    cells[0][names.index("age")], cells[1][names.index("cp")] = "600", "9"
+    keep = [k for k, name in enumerate(names) if name != "chol"]
+    text = "\n".join(",".join(row[k] for k in keep) for row in [names, *cells])
+    (tmp_path / "t.csv").write_text(text + "\n")
+    code, out, err = call(
+        capsys, "predict", heart_run, tmp_path / "t.csv", "--site", "Cleveland", "--out", tmp_path / "p", "--json"
+    )
+    unlike = "\n".join(json.loads(out)["unlike"])
+    assert code == 0, err
+    assert "column chol: is missing" in unlike and "cp: 1 row with an unknown value, e.g. '9'" in unlike
+    assert "age: 1 row more than 6 standard deviations" in unlike and "600" in unlike
+
+
+def test_images_reproduce_the_validation_and_test_metric(photo_run, photos, tmp_path, capsys):
+    lists = json.loads((photos / "client_east.json").read_text())
+    for split, key in (("val", "validation"), ("test", "testing")):
+        files = [photos / one["image"] for one in lists[key]]
+        out = tmp_path / split
+        code, _, err = call(capsys, "predict", photo_run, *files, "--site", "east", "--out", out)
+        assert code == 0, err
+        found = {row["file"]: row for row in rows(out)}
+        truth = {one["image"].rpartition("/")[2]: ("healthy", "ill")[one["label"]] for one in lists[key]}
+        right = np.mean([found[name]["class"] == label for name, label in truth.items()])
+        assert right == pytest.approx(reported(photo_run, "east", split)["accuracy"], abs=1e-9)
+
+
+def test_masks_reproduce_the_dice_and_fit_their_images(mask_run, mask_data, tmp_path, capsys):
+    lists = json.loads((mask_data / "client_west.json").read_text())["testing"]
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for one in lists:
+        shutil.copy(mask_data / one["image"], folder)
+    code, _, err = call(capsys, "predict", mask_run, folder, "--site", "west", "--out", tmp_path / "p")
+    assert code == 0, err
+    dice = []
+    for one, row in zip(lists, rows(tmp_path / "p"), strict=True):
+        found = np.asarray(Image.open(tmp_path / "p" / row["mask"])) > 0
+        truth = np.asarray(Image.open(mask_data / one["label"])) > 0
+        both = found.sum() + truth.sum()
+        dice.append(2 * (found & truth).sum() / both if both else 1.0)
+    assert np.mean(dice) == pytest.approx(reported(mask_run, "west")["dice"], abs=1e-9)
+
+
+def test_a_nifti_mask_has_the_geometry_of_its_image(mask_run, tmp_path, capsys):
+    pixels, _ = picture(np.random.default_rng(0), True)
+    affine = np.array([[0.7, 0.1, 0, -30], [-0.1, 0.9, 0, 12], [0, 0, 5, 100], [0, 0, 0, 1.0]])
+    image = nibabel.Nifti1Image(pixels.astype(np.float32)[..., None], affine)
+    nibabel.save(image, tmp_path / "slice.nii.gz")
+    code, _, err = call(capsys, "predict", mask_run, tmp_path / "slice.nii.gz", "--out", tmp_path / "p")
+    assert code == 0, err
+    mask = nibabel.load(tmp_path / "p" / "masks" / "slice_mask.nii.gz")
+    assert mask.shape == image.shape and np.allclose(mask.affine, affine)
+    assert np.allclose(mask.header.get_zooms(), image.header.get_zooms())
+    assert set(np.unique(np.asarray(mask.dataobj))) <= {0, 1} and np.asarray(mask.dataobj).any()
+
+
+def test_a_mask_is_read_back_as_the_structures_that_were_found():
+    values = {"disc": (128, 0), "cup": (0,)}
+    truth = torch.zeros(2, 8, 8)
+    truth[0, 2:7, 2:7], truth[1, 3:5, 3:5] = 1, 1
+    mask = pixel_values(truth * 0.98 + 0.01, [0.5, 0.5], values, (255,), largest=True)
+    for k, group in enumerate(values.values()):
+        assert np.array_equal(np.isin(mask, group), truth[k].bool().numpy())
+    outside = torch.zeros(2, 1, 1)
+    outside[0], outside[1] = 0.4, 0.99  # a cup outside the disc: no value says so
+    assert pixel_values(outside, [0.5, 0.5], values, (255,), largest=True).item() == 0
+    at = torch.full((1, 1, 1), 0.3)
+    assert pixel_values(at, [0.3], {"a": (1,)}, (0,), True).item() == 1  # a threshold of a run is reached
+    assert pixel_values(torch.full((1, 1, 1), 0.5), [0.5], {"a": (1,)}, (0,), True).item() == 0
+    assert torch.equal(restored(truth, 8, 8), truth) and restored(truth, 5, 13).shape == (2, 5, 13)
+
+
+def test_images_unlike_the_training_are_named(photo_run, tmp_path, capsys):
+    Image.fromarray(np.full((300, 20, 3), 255, np.uint8)).save(tmp_path / "odd.png")
+    code, out, _ = call(capsys, "predict", photo_run, tmp_path / "odd.png", "--out", tmp_path / "p", "--json")
+    said = "\n".join(json.loads(out)["unlike"])
+    assert code == 0
+    for words in ("channels: 1 file", "height: 1 file", "mean intensity: 1 file", "odd.png"):
+        assert words in said
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(heart_run, tmp_path, capsys):
+    write_patients(tmp_path / "t.csv", "VA")
+    place = ["predict", heart_run, tmp_path / "t.csv", "--out", tmp_path / "p"]
+    assert call(capsys, *place)[0] == 0
+    before = (tmp_path / "p" / "predictions.csv").read_bytes()
+    code, _, err = call(capsys, *place)
+    assert code == 2 and "--force" in err
+    (tmp_path / "p" / "mine.txt").write_text("notes")
+    code, _, err = call(capsys, *place, "--force")
+    assert code == 2 and "mine.txt" in err and (tmp_path / "p" / "predictions.csv").read_bytes() == before
+    (tmp_path / "bad.csv").write_text("age,sex\nold,1\n")
+    code, _, err = call(capsys, "predict", heart_run, tmp_path / "bad.csv", "--site", "VA", "--out", tmp_path / "q")
+    assert code == 2 and err.count("\n") == 1 and "age: expected a number, got 'old'" in err
+    assert {path.name for path in tmp_path.iterdir()} == {"t.csv", "p", "bad.csv"}
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "r", "model", force=False) as scratch:
+        (scratch / "half").write_text("x")
+        raise RuntimeError
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_personal_model_is_its_sites(tmp_path, capsys):
+    folder = run(tmp_path / "run", "ditto", "--task", "heart:full", "--rounds", 2)
+    labels = write_patients(tmp_path / "t.csv", "VA")
+    code, out, err = call(capsys, "predict", folder, tmp_path / "t.csv", "--site", "VA", "--out", tmp_path / "p")
+    assert code == 0 and "the personal model of VA" in out, err
+    p = np.array([float(row["p_disease"]) for row in rows(tmp_path / "p")])
+    own = json.loads((folder / "report.json").read_text())["sites"]["VA"]["personal_metrics"]
+    assert np.mean((p - labels) ** 2) == pytest.approx(own["brier_loss"], abs=1e-6)
+    (folder / "sites" / "VA.personal.pt").unlink()
+    with pytest.raises(UserError, match="--site-files"):
+        open_run(folder, "VA")
+
+
+def test_geometry_of_pictures(tmp_path):
+    Image.fromarray(np.zeros((7, 9), np.uint8)).save(tmp_path / "a.png")
+    place = geometry_of(tmp_path / "a.png")
+    assert (place.height, place.width, place.channels, place.affine) == (7, 9, 1, None)
+    (tmp_path / "b.png").write_text("no image")
+    assert geometry_of(tmp_path / "b.png") is None
