@@ -14,7 +14,7 @@ from fairflare.federation.files import read_model
 from fairflare.federation.site import Site
 from run_folders import Dies, call, entries_of, put_entries
 
-HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--workers", "1"]
+HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--no-solo", "--workers", "1"]
 RECALIBRATE = ["--set", "after=recalibrate"]
 SITES = ("Cleveland", "Hungary", "Switzerland", "VA")
 

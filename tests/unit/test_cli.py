@@ -118,7 +118,19 @@ def test_export_writes_a_flare_job(capsys, tmp_path):
     client = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
     assert json.loads((job / "meta.json").read_text())["name"] == "fedism_plus_support2"
     assert server["workflows"][0]["path"] == "fairflare.flare.controller.FairController"
-    tasks = ["preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust", "validate"]
+    tasks = [
+        "preflight",
+        "train",
+        "compare",
+        "sum",
+        "weigh",
+        "evaluate",
+        "calibrate",
+        "adjust",
+        "solo",
+        "benefit",
+        "validate",
+    ]
     assert client["executors"][0]["tasks"] == tasks
     assert "task_request_interval" not in json.dumps(server), "production keeps FLARE's intervals"
     package = job / "app" / "custom" / "fairflare"

@@ -51,7 +51,7 @@ def call(*arguments):
     return end.value.code
 
 
-def test_one_command_makes_all_three_and_makes_none_again(tmp_path, capsys):
+def test_one_command_makes_both_and_makes_none_again(tmp_path, capsys):
     command = [
         "run",
         "fedavg",
@@ -66,16 +66,16 @@ def test_one_command_makes_all_three_and_makes_none_again(tmp_path, capsys):
         "--workers",
         "1",
     ]
-    command += ["--solo", "--pooled", "--json", "--out", tmp_path / "all"]
+    command += ["--pooled", "--json", "--out", tmp_path / "all"]
     assert not call(*command), capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
-    assert [method["method"]["id"] for method in found["methods"]] == ["fedavg", "solo", "pooled"]
+    assert [method["method"]["id"] for method in found["methods"]] == ["fedavg", "pooled"]
     heads = {path.name: verify_run(path)[-1]["hash"] for path in (tmp_path / "all").iterdir() if path.is_dir()}
-    assert set(heads) == {"fedavg", "solo", "pooled"}
+    assert set(heads) == {"fedavg", "pooled"}
     assert not call(*command)
     assert heads == {path.name: verify_run(path)[-1]["hash"] for path in (tmp_path / "all").iterdir() if path.is_dir()}
 
 
 def test_a_deployed_run_has_none(tmp_path, capsys):
-    assert call("run", "fedavg", "--task", TASK, "--solo", "--env", "poc", "--out", tmp_path / "run") == 2
-    assert "--solo: expected --env local or --env sim" in capsys.readouterr().err
+    assert call("run", "fedavg", "--task", TASK, "--pooled", "--env", "poc", "--out", tmp_path / "run") == 2
+    assert "--pooled: expected --env local or --env sim" in capsys.readouterr().err

@@ -45,6 +45,7 @@ NUMBERS = (Number("loss", 0.0, 10.0, "a loss"), Number("drift", -1.0, 1.0, "a dr
 RANGES = {"auc": (0.0, 1.0), "loss": (0.0, 1e6), "train_loss": (0.0, 1e6)}
 GATE = Gate(frozenset({"weight"}), NUMBERS, metrics=RANGES, tensors=SLOTS)
 ADJUSTED = (Number("own.slope", -50.0, 50.0, "a slope"),)
+BENEFIT = (Number("n", 0.0, 1e8, "cases"), Number("solo.auc", 0.0, 1.0, "a metric"))
 
 
 def sums_of_two(value):
@@ -54,7 +55,7 @@ def sums_of_two(value):
 
 
 EGRESS = Egress(
-    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True, sums=sums_of_two, adjusted=ADJUSTED
+    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True, sums=sums_of_two, adjusted=ADJUSTED, benefit=BENEFIT
 )  # fmt: skip
 RESULTS = {"val": {"auc": 0.5}, "test": {"auc": 0.6}, "n": {"val": 3.0, "test": 4.0}, "groups": {"val": {}, "test": {}}}
 VALUES = {
@@ -71,6 +72,7 @@ VALUES = {
     "sealed": {"sum": b"123"},
     "sums": [3.0, 1.0],
     "adjusted": {"own.slope": 0.5},
+    "benefit": {"n": 30.0, "solo.auc": 0.5},
 }
 """A good value of every field that is not the transport's own."""
 BAD = {
@@ -101,6 +103,7 @@ BAD = {
     "sealed": [{"key": "patient 17"}, {"sum": "text"}],
     "sums": [[3.0], [3.0, -1.0], [3.0, math.nan], {"sum": 3.0}, [3.0, 4.0]],
     "adjusted": [{"own.slope": 91.0}, {"own.slope": math.nan}, {"age": 0.5}, [0.5]],
+    "benefit": [{"solo.auc": 1.5}, {"solo.auc": math.nan}, {"solo.age": 0.5}, [0.5]],
 }
 """Wrong values of every field."""
 CASES = [(name, value) for name, values in BAD.items() for value in values]
@@ -195,8 +198,8 @@ def test_the_gate_refuses_or_drops_a_wrong_value_of_every_field(name, value):
         assert refused or "diary" not in found["site-1"]["personal"]
         assert refused or not found["site-1"]["personal"]["test"] or found["site-1"]["personal"]["test"] == {"auc": 0.6}
         return
-    if name in ("sums", "adjusted"):
-        return  # tests/unit/test_after.py
+    if name in ("sums", "adjusted", "benefit"):
+        return  # tests/unit/test_after.py, test_benefit.py
     if name == "sealed":
         return  # without secure sums nobody reads it; tests/unit/test_secure_sums.py
     verdict = GATE.inspect([changed, dataclasses.replace(good("train"), site="site-2")], MODEL, 2, {})

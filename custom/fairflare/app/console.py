@@ -164,6 +164,8 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
         found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
     out.print(found)
     _after(summary["after"])
+    for sentence in (summary["benefit"] or {}).get("sentences", ()):
+        say(sentence)
     left_out = sum(len(r) for r in (_rejected(c) for c in summary["rounds"]))
     if left_out:
         out.print(f"{left_out} updates were left out; the report says which and why")

@@ -119,6 +119,7 @@ RANGES = {
     "sealed": "bytes of a fixed length; text of a fixed form",
     "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
     "adjusted": "by the step, [after.md](after.md)",
+    "benefit": "0 to 1, -1 to 1 for differences, [benefit.md](benefit.md)",
 }
 
 

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.app.runs import default_folder
+from fairflare.build.benefit import trains_alone
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.config_checks import checked_config
-from fairflare.core import registry
 from fairflare.core.settings import owned
 
 SOLO, POOLED = "solo", "pooled"
-PLAIN = "sgd"
-"""The trainer of a reference where the run's own exchanges more than models."""
 ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
 """What a reference has of the run, beside task, data, seed and trainer."""
 
@@ -36,7 +34,7 @@ def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, 
 
 def reference_of_run(config: RunConfig, name: str) -> RunConfig:
     """The run of the method ``name`` that goes with ``config``; raises UserError where there can be none."""
-    trainer = config.trainer if _is_alone(config.trainer) else PLAIN
+    trainer = trains_alone(config.trainer)
     settings = owned(config.settings, "trainer") if trainer == config.trainer else {}
     values = {f"task.{key}": value for key, value in config.options.items()}
     values |= {"trainer": trainer, **{f"trainer.{key}": value for key, value in settings.items()}}
@@ -44,9 +42,3 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
     alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
     alike |= {"min_sites": config.min_sites} if name == SOLO else {}
     return checked_config(dataclasses.replace(made, **alike))
-
-
-def _is_alone(trainer: str) -> bool:
-    """Whether a site can train so by itself: nothing comes from the server but the model."""
-    cls = registry.get_trainer(trainer)
-    return not (cls().has_server_half or cls.receives or cls.heeds)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairflare.build import after, tasks
+from fairflare.build import after, benefit, tasks
 from fairflare.build.about import about
 from fairflare.build.chosen import composed_title
 from fairflare.build.config import RunConfig, site_of_client
@@ -111,6 +111,7 @@ def build_federation(
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after.at_server(config, parts),
         choice=choice_of(config, parts.task.headline),
+        benefit=benefit.at_server(config, parts),
     )
 
 
@@ -154,6 +155,12 @@ def allowed(parts: Parts, secure_sum: str) -> Egress:
         personal=parts.has_personal,
         tensors={} if secret else parts.sent_tensors,
     )
+
+
+def leaves(config: RunConfig, parts: Parts) -> Egress:
+    """What may leave a site in this run, in its rounds and after them."""
+    egress = after.may_leave(config, parts, allowed(parts, config.secure_sum))
+    return benefit.may_leave(config, parts, egress)
 
 
 def scorer(parts: Parts, batch_size: int) -> Score:
@@ -243,9 +250,10 @@ def build_site(
         groups=parts.grouping.names,
         min_count=min_count,
         memory=kept,
-        egress=after.may_leave(config, parts, allowed(parts, config.secure_sum)),
+        egress=leaves(config, parts),
         after=after.at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
+        alone=benefit.at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
         look=look,
         tell=tell,

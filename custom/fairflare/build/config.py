@@ -55,6 +55,7 @@ RUN_KEYS = (
     "best_weight",
     "headline",
     "accept",
+    "solo",
 )
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
@@ -115,6 +116,8 @@ class RunConfig:
             "trade-off", see ``federation.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
         headline: whose results the report shows first: those of the "final" or of the "best" model.
+        solo: whether each site also trains alone, and says how much better the federation's model serves it, see
+            ``federation.benefit``.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -154,6 +157,7 @@ class RunConfig:
     best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
+    solo: bool = False
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 

@@ -23,7 +23,7 @@ from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.federation.after.base import Shape
 from fairflare.federation.best import NO_CHOICE
-from fairflare.federation.memory import PERSONAL_ENDING
+from fairflare.federation.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
@@ -54,6 +54,8 @@ def checked_config(config: RunConfig) -> RunConfig:
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, config.clients or list(task.sites()))
     after_settings = _check_after(config, task)
+    if config.solo:
+        _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
     _check_bounds(config, made.rule)
     _check_best(config, made.rule, task.headline)
     for module in config.code:
@@ -102,6 +104,19 @@ def _check_best(config: RunConfig, rule: Rule, headline: str) -> None:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
     if config.headline == "best" and config.after != "none":
         raise UserError(f"headline: expected final with after={config.after}, which is of the final model, got best")
+    if config.headline == "best" and config.solo:
+        raise UserError("headline: expected final with solo, which is of the final model, got best")
+
+
+def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
+    """Raise UserError where no site could say what joining gives it."""
+    if rule.alone:
+        raise UserError(f"solo: {config.method} is what the others are held against; leave it out")
+    if selector.pools:
+        raise UserError("solo: expected sites that train on data of their own, got selector pool")
+    for name in names:
+        endings = f"names that do not end in {ALONE_ENDING[:-3]} or {WORK_ENDING[:-3]}"
+        expected("solo: site", not f"{name}.pt".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairflare.clinic import measures
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.clinic.inputs import ImageInputs, TableInputs
 from fairflare.clinic.site_config import SiteConfig
@@ -19,6 +20,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Offer, Training, refuse_training
+from fairflare.functional.resampling import Array, weighted_mean
 
 PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
 """What a data seed may draw: who has which example, which of a site's examples are for testing, the images."""
@@ -112,6 +114,8 @@ class Task(ABC):
     """The metric that fairness is reported in."""
     primary: ClassVar[str] = ""
     """The primary endpoint, in words: what a comparison of methods on this task is about, said before any run."""
+    quick: ClassVar[bool] = False
+    """Whether a site trains in seconds, so that a run may train each alone, too, without being asked."""
     small_sites: ClassVar[bool] = False
     """Whether sites may be too small for some methods, so that preflight asks each for what the method needs."""
     metrics: ClassVar[tuple[str, ...]]
@@ -212,6 +216,32 @@ class Task(ABC):
     def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """float64 (N,) in [0, 1]: how right each condensed example is; by default whether its class is the top one."""
         return (outputs.argmax(1) == targets).double() if len(targets) else torch.empty(0, dtype=torch.float64)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The metrics that have intervals over a site's patients, the headline first."""
+        return measures.names(self.headline, len(self.classes), self.class_labels)
+
+    @property
+    def group_measures(self) -> tuple[str, ...]:
+        """Those that groups of patients have too: means over cases."""
+        return measures.means(self.headline, len(self.classes), self.class_labels)
+
+    def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
+        """``measures`` and ``group_measures`` of condensed outputs (finite) for many resamples of the cases at once.
+
+        Args:
+            outputs: N of them, at least 1.
+            targets: (N, ...).
+            counts: (B, N), how often each resample holds each case; with ones the metric is that of ``evaluate``.
+
+        Returns:
+            metric -> (B,), nan where a resample leaves it undefined.
+        """
+        hits = self.hits(outputs, targets)
+        if self.class_labels:
+            return measures.of_classes(outputs, targets, hits, counts)
+        return {self.headline: weighted_mean(hits.numpy(), counts)}
 
     @property
     def default_grouping(self) -> str:

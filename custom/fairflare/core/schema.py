@@ -24,10 +24,12 @@ from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number, Outline, Rou
 __all__ = ["Answer", "Instruction", "Number", "Spec", "TaskName", "TensorSpec", "answer_fields", "instruction_fields"]
 
 T = TypeVar("T")
-TaskName = Literal["preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust"]
+TaskName = Literal[
+    "preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust", "solo", "benefit"
+]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
-    "statement", "seconds", "sealed", "sums", "adjusted", "name", "error",
+    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "name", "error",
 ]  # fmt: skip
 """What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
 Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
@@ -109,7 +111,8 @@ def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None
 
 
 _AFTER: tuple[TaskName, ...] = ("calibrate", "adjust")
-_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate", *_AFTER)
+_BENEFIT: tuple[TaskName, ...] = ("solo", "benefit")
+_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate", *_AFTER, *_BENEFIT)
 _METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
 
 
@@ -122,7 +125,8 @@ class Instruction:
     "compare" is a round's second exchange (or a further one), whose model is an anchor of the rule's; with secure sums
     "sum" and "weigh" follow "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model
     does on the site's own splits. In runs with a step after the last round "calibrate" asks for sums over calibration
-    cases, and "adjust" tells the sums of all sites.
+    cases, and "adjust" tells the sums of all sites. In runs that say what joining gives, "solo" brings the initial
+    model, from which the site trains alone, and "benefit" asks how much better it is served by the federation's.
     """
 
     task: TaskName = dataclasses.field(
@@ -132,7 +136,11 @@ class Instruction:
     model: StateDict = dataclasses.field(
         metadata={
             "spec": Spec(
-                "model", "the model", ("train", "compare", "evaluate", *_AFTER), required=True, carried="params"
+                "model",
+                "the model",
+                ("train", "compare", "evaluate", *_AFTER, *_BENEFIT),
+                required=True,
+                carried="params",
             )
         }
     )
@@ -211,6 +219,10 @@ class Answer:
     adjusted: Any = _field(
         "adjusted", "what recalibration or thresholds came to: the site's parameters, means over its test split",
         default={}, exchanges=("adjust",),
+    )  # fmt: skip
+    benefit: Any = _field(
+        "benefit", "what joining gives: metrics of both models on the test split, intervals of the differences",
+        default={}, exchanges=_BENEFIT,
     )  # fmt: skip
     error: str | None = dataclasses.field(
         default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}

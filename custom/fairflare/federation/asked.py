@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Asked:
             total: the sums over all sites that results are asked for with; None: the site's own sums are asked for.
         """
         question = _question(model, sites, total)
-        if total is not None and not self._first:
+        if total is not None and "model" not in self._first:
             raise AskedAgain("results before the sums")
         for name, value in question.items():
             if self._first.get(name, value) != value:
@@ -58,7 +58,16 @@ class Asked:
 
     def keep(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
         """Take note of what was checked and is about to be answered."""
-        first = {**self._first, **_question(model, sites, total)}
+        self._note(_question(model, sites, total))
+
+    def once(self, name: str, model: str) -> None:
+        """Take note of the model that ``name`` is asked with; raise AskedAgain for another than the first."""
+        if self._first.get(name, model) != model:
+            raise AskedAgain(f"{name} with another model than the first after the last round")
+        self._note({name: model})
+
+    def _note(self, question: Mapping[str, Any]) -> None:
+        first = {**self._first, **question}
         if first != self._first and self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_json(self._path, first)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.types import LARGEST_LOSS, Batch, SiteData, SplitName
+from fairflare.functional.resampling import Array
 from fairflare.privacy.counts import released
 
 Predictions = tuple[Tensor, Tensor, Tensor]
@@ -32,6 +33,17 @@ class Scoring(Protocol):
 
     def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """float64 (N,) in [0, 1]: how right each condensed example is."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The metrics that have intervals over a site's patients, the headline first."""
+
+    @property
+    def group_measures(self) -> tuple[str, ...]:
+        """Those that groups of patients have too."""
+
+    def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
+        """Metric -> (B,) its values for B resamples ``counts`` (B, N) of the condensed examples."""
 
 
 @torch.no_grad()

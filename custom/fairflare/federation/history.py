@@ -67,6 +67,14 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "model_sha256": str,
     },
     "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
+    "benefit": {
+        "trainer": str,
+        "draws": int,
+        "level": NUMBER,
+        "sites": {str: NUMBERS},
+        "rejected": REJECTED,
+        "model_sha256": str,
+    },
     "finish": {"status": str, "reason": str, "model_sha256": str},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
 }
@@ -345,6 +353,7 @@ _STEPS = {
     "evaluation": _evaluation,
     "best": _best,
     "after": _after,
+    "benefit": _after,
     "finish": _finish,
     "resume": _resume,
 }

@@ -20,6 +20,7 @@ from fairflare.federation.after.server import After
 from fairflare.federation.aggregation.base import Aggregation, Trained
 from fairflare.federation.aggregation.plain import Plain
 from fairflare.federation.audit import AuditLog, model_hash
+from fairflare.federation.benefit.server import Benefit
 from fairflare.federation.best import Best, Choice, check_files
 from fairflare.federation.checks import Rejection, silent
 from fairflare.federation.early_end import EarlyEnd
@@ -89,6 +90,7 @@ class Federation:
         server_optimizer: steps along the update that the rule has combined.
         seed: the run's, for the selector.
         after: what is done with the final model once it has been evaluated; None: nothing.
+        benefit: what joining gives each site is asked for then; None: it is not.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
         choice: how the best model among those of the rounds is chosen; by default none is.
@@ -117,6 +119,7 @@ class Federation:
     trainer: Trainer = field(default_factory=PlainTrainer)
     after: After | None = None
     choice: Choice = field(default_factory=Choice)
+    benefit: Benefit | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -129,6 +132,7 @@ class Federation:
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         self._best = Best(self.folder, self.choice)
         standing = [self._open(initial)]
+        self._first = initial if self.benefit is not None else {}
         del initial  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
@@ -140,6 +144,7 @@ class Federation:
                 standing = self._round(standing, Round(number, self.rounds))
             self._choose(standing, self._evaluate(standing))
             self._adjust(standing)
+            self._compare_with_solo(standing)
             self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
             self._fail(standing, str(failure))
@@ -406,6 +411,23 @@ class Federation:
             found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
         rejected = by_site(rejections + self._participation.absent(away))
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
+
+    def _compare_with_solo(self, standing: Checkpoint) -> None:
+        """What joining gives each site that has trained and is there; it leaves model and state as they are."""
+        if self.benefit is None:
+            return
+        present, away = self._participation.of(self._training_sites())
+        own = standing.models if self.rule.counts_own else {}
+        models = {site: own.get(site, standing.model) for site in present}
+        last, other = Round(self.rounds, self.rounds), list[Rejection]()
+        if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
+            # The run goes on where this configuration makes another initial model than the one that it began with.
+            why = "this machine makes another initial model than the run began with"
+            models, other = {}, [Rejection(site, "first_model", why) for site in present]
+        with self._backlog.while_sites(Beside.EVALUATION):
+            found, rejections = self.benefit.run(self._traffic, self._first, models, last, standing.declared)
+        rejected = by_site(rejections + other + self._participation.absent(away))
+        self._log("benefit", **found, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
         self, models: Mapping[str, StateDict], round: Round | None = None

@@ -25,6 +25,8 @@ PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before ".pt"; no site's name ends so."""
 INPUTS_ENDING = ".inputs.json"
+ALONE_ENDING, WORK_ENDING = ".solo.pt", ".solo-work.pt"
+"""What the names of the files have of a model that a site has trained, or is training, alone."""
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -42,8 +44,8 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        personal = {personal_file(path, best=best).name for best in (False, True)}
-        own = {path.name, *personal, after_file(path).name, asked_file(path).name, inputs_file(path).name}
+        files = (Path, personal_file, after_file, asked_file, inputs_file, alone_file, alone_work_file)
+        own = {file(path).name for file in files} | {personal_file(path, best=True).name}
         clear_half_written(path.parent, own.__contains__)
         yield
 
@@ -63,12 +65,22 @@ def inputs_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}{INPUTS_ENDING}")
 
 
+def alone_file(path: Path) -> Path:
+    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.pt"."""
+    return path.with_name(path.stem + ALONE_ENDING)
+
+
+def alone_work_file(path: Path) -> Path:
+    """Where it lies while it is being trained, with what the training goes on from."""
+    return path.with_name(path.stem + WORK_ENDING)
+
+
 def forget(folder: Path, sites: Iterable[str]) -> None:
     """Delete the memories of ``sites`` in ``folder``, as a run does that has ended; any other file there stays.
 
-    Personal models stay too: they are results.
+    Personal models, and those that sites have trained alone, stay too: they are results.
     """
-    own = {f"{site}{ending}" for site in sites for ending in (".pt", ".pt.lock", ASKED)}
+    own = {f"{site}{ending}" for site in sites for ending in (".pt", ".pt.lock", ASKED, WORK_ENDING)}
     with contextlib.suppress(OSError):  # nothing reads them any more
         remove_files(folder, own.__contains__)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,10 @@ from fairflare.federation.after.base import Cases
 from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
-from fairflare.federation.asked import Asked, check_last
+from fairflare.federation.asked import Asked, AskedAgain, check_last
 from fairflare.federation.audit import model_hash
+from fairflare.federation.benefit.alone import Alone
+from fairflare.federation.benefit.measured import ROUNDS, Pair, measured
 from fairflare.federation.evaluation import Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction
@@ -64,6 +67,7 @@ class Site:
         asked: what it was asked for then, which is answered once.
         keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
         describe: what it keeps of its training inputs, for new ones, with the final model.
+        alone: the model that it trains by itself; None: the run does not ask what joining gives.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Site:
     asked: Asked = field(default_factory=Asked)
     keeps_best: bool = False
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
+    alone: Alone | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -147,6 +152,7 @@ class Site:
             "compare": self._compare,
             "evaluate": self._evaluate,
             **({"calibrate": self._calibrate, "adjust": self._adjust} if self.after is not None else {}),
+            **({"solo": self._solo, "benefit": self._benefit} if self.alone is not None else {}),
             **{task: _without_seed(answers) for task, answers in self.aggregation.tasks.items()},
         }
         if instruction.task not in work:
@@ -285,6 +291,42 @@ class Site:
         self.asked.keep(model, sites, total)
         found = self.after.adjust(total, self._cases, model)
         return Answer(site=self.name, round=instruction.round.number, adjusted=found)
+
+    def _solo(self, instruction: Instruction, seed: int) -> Answer:
+        """Train alone from the initial model as far as the time allows; raises AskedAgain."""
+        assert self.alone is not None  # else the task is unknown
+        check_last(instruction.round, self.training.rounds)
+        self.asked.once("solo", model_hash(instruction.model))
+        rounds = self.alone.advance(instruction.model, self._by_itself(self.alone).handle)
+        return Answer(site=self.name, round=instruction.round.number, benefit={ROUNDS: float(rounds)})
+
+    def _by_itself(self, alone: Alone) -> Site:
+        """This site as it would be in a run of the method ``solo``: nothing that it answers leaves."""
+        return dataclasses.replace(
+            self,
+            trainer=alone.trainer,
+            memory=alone.memory,
+            probes=(),
+            aggregation=PlainAtSite(),
+            receives={},
+            egress=None,
+            after=None,
+            alone=None,
+            keeps_best=False,
+        )
+
+    def _benefit(self, instruction: Instruction, seed: int) -> Answer:
+        """Both models on the site's own test cases; raises AskedAgain."""
+        assert self.alone is not None
+        model, _ = self._question(instruction)
+        if self.alone.done < self.training.rounds:
+            raise AskedAgain("before the site has trained alone")
+        self.asked.once("benefit", model)
+        federated, by_itself = self._predict("test"), self._by_itself(self.alone)
+        self.network.load_state_dict(self.alone.model)
+        pair = Pair(federated, by_itself._predict("test"))
+        found = measured(pair, self.scoring, self.groups, self.min_count, self.seed, self.name)
+        return Answer(site=self.name, round=instruction.round.number, benefit=found)
 
     def _question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
         """Hash of the model that this site uses, which is loaded, and the sites of a sealed sum."""

@@ -16,8 +16,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.build.after import may_leave
-from fairflare.build.assembly import allowed
+from fairflare.build.assembly import leaves
 from fairflare.build.parts import build_parts
 from fairflare.flare import wire
 from fairflare.flare.places import job_config, vouch_for_code
@@ -83,7 +82,7 @@ class EgressFilter(DXOFilter):
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
             parts = build_parts(config, at_site=True)
-            self._egress = may_leave(config, parts, allowed(parts, config.secure_sum))
+            self._egress = leaves(config, parts)
         metrics = {} if model.metrics == ANSWERED else model.metrics or {}
         found = dataclasses.replace(
             answer_from_model(model, site=""),

@@ -44,7 +44,19 @@ from fairflare.flare.wire import (
 )
 from fairflare.privacy.secure_sum.schemes import NONE
 
-TASKS = ["preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust", VALIDATE]
+TASKS = [
+    "preflight",
+    "train",
+    "compare",
+    "sum",
+    "weigh",
+    "evaluate",
+    "calibrate",
+    "adjust",
+    "solo",
+    "benefit",
+    VALIDATE,
+]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 
 

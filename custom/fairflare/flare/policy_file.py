@@ -16,6 +16,8 @@ from fairflare.core.suggest import unlisted
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
+SOLO = "solo"
+"""In ``after``: what joining gives the site."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
 
@@ -31,7 +33,8 @@ class Policy:
         max_rounds: the most rounds of a job; None: any number.
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
-        after: steps after the last round that jobs may have, which ask for sums over single cases; None: all.
+        after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
+            "conformal", and "solo" for what joining gives; None: all.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -60,6 +63,8 @@ class Policy:
             raise UserError("secure_sum: expected masks or ckks, got none")
         if self.after is not None and config.after not in (NO_STEP, *self.after):
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
+        if self.after is not None and config.solo and SOLO not in self.after:
+            raise UserError("solo: expected false, for this site does not say what joining gives it")
 
 
 def read_policy(local: Path, name: str = "") -> Policy:

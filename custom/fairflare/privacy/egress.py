@@ -46,6 +46,7 @@ class Egress:
             last round.
         adjusted: numbers of what came of that step.
         sealed_sums: how many bytes these sums may have when they are sealed.
+        benefit: numbers of what joining gives the site; none: the run does not ask for it.
     """
 
     model: StateDict
@@ -58,6 +59,7 @@ class Egress:
     sums: Callable[[Any], Any] | None = None
     adjusted: tuple[Number, ...] = ()
     sealed_sums: range = range(0)
+    benefit: tuple[Number, ...] = ()
 
     def check(self, task: str, answer: Answer) -> None:
         """Raise EgressRefused unless every field of an answer to ``task`` is on the list; masks come after this."""
@@ -249,5 +251,6 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     "sealed": Egress._check_sealed,
     "sums": Egress._check_sums,
     "adjusted": lambda egress, value, field: check_scalars(value, egress.adjusted if field.here else ()),
+    "benefit": lambda egress, value, field: check_scalars(value, egress.benefit if field.here else ()),
 }
 """Kind -> the check of a value before it leaves; what is of a kind that is not here cannot leave."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.core.settings import flat
 from fairflare.report.after import after_sections
+from fairflare.report.benefit import benefit_section
 from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
 from fairflare.report.chosen import chosen_section
 from fairflare.report.fairness import describe, mean
@@ -47,7 +48,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     Returns:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
-        per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``) and
+        per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``), benefit
+        (``benefit.benefit_section``, None where the run did not ask) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
@@ -82,6 +84,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "preflight": preflight_section(trail),
         "personal": personal_section(trail, sites, headline, higher),
         "after": after_sections(trail, sites),
+        "benefit": benefit_section(trail, sites, about),
         "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),

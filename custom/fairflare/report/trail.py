@@ -26,6 +26,7 @@ class Trail:
         evaluation: the last "evaluation" after the last resume, else empty.
         best: the last "best" after the last resume, which names the model that the run chose; else empty.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
+        benefit: the last "benefit" since then: what joining gives each site.
         finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
@@ -38,6 +39,7 @@ class Trail:
     evaluation: Entry = field(default_factory=dict)
     best: Entry = field(default_factory=dict)
     after: dict[str, Entry] = field(default_factory=dict)
+    benefit: Entry = field(default_factory=dict)
     finish: Entry = field(default_factory=dict)
     n_entries: int = 0
     head: str | None = None
@@ -93,10 +95,10 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation, trail.best, trail.finish, trail.after = {}, {}, {}, {}
+            trail.evaluation, trail.best, trail.benefit, trail.finish, trail.after = {}, {}, {}, {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
-        elif event in ("evaluation", "best", "finish"):
+        elif event in ("evaluation", "best", "benefit", "finish"):
             setattr(trail, event, record)
     trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
     trail.n_entries = len(records)

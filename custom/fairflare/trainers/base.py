@@ -102,6 +102,12 @@ class Trainer(ABC):
         return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether a site can train so by itself: it exchanges the model alone, and has no other of its own."""
+        entries = type(self).personal_entries is not Trainer.personal_entries
+        return not (self.has_server_half or self.receives or self.heeds or self.keeps_personal_model or entries)
+
+    @property
     def collects(self) -> bool:
         """Whether the server's half takes up single sites' answers, beside the rule that weighs them."""
         return type(self).collect is not Trainer.collect

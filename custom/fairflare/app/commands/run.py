@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 @click.command(cls=RunCommand)
 @config_options
-@click.option("--solo", is_flag=True, help="Beside it every site alone: --out holds both runs and their comparison.")
+@click.option(
+    "--solo/--no-solo",
+    default=None,
+    help="Each site also trains alone, and says what joining gives it; by default where that takes seconds (tables).",
+)
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
 @run_options
 @threads_option
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 @as_json
 def run(
     config: RunConfig,
-    solo: bool,
+    solo: bool | None,
     pooled: bool,
     env: str,
     deployment: dict[str, Any] | None,
@@ -53,22 +57,23 @@ def run(
 
     METHOD may be a YAML file whose keys are these options: docs/python.md. What is given beside it wins.
 
-    With --solo or --pooled DIR holds a folder for this run and one for each reference, with their comparison, site by
-    site; the same command goes on with what is missing.
+    With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
+    same command goes on with what is missing.
     """
     from fairflare.app import console
     from fairflare.app.deployment import execute_deployed
     from fairflare.app.runs import default_folder, execute
 
     folder = out or default_folder(config)
-    if names := [name for name, wanted in (("solo", solo), ("pooled", pooled)) if wanted]:
+    config = with_solo(config, solo, env)
+    if pooled:
         if deployment:
-            raise UserError(f"--{names[0]}: expected --env local or --env sim, got --env {env}")
+            raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
         from fairflare.app.references import with_references
         from fairflare.app.runs import compare_all
 
-        folder = out or folder.with_name(f"{folder.name}-with-{'-'.join(names)}")
-        arms = with_references(config, names)
+        folder = out or folder.with_name(f"{folder.name}-with-pooled")
+        arms = with_references(config, ["pooled"])
         comparison = compare_all(arms, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
         console.dump(comparison) if as_json else console.comparison(comparison, folder)
         return
@@ -77,6 +82,23 @@ def run(
     else:
         summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+
+
+def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
+    """``config`` with what ``--solo`` or ``--no-solo`` says, else with ``--set solo=...``, else as it goes by itself.
+
+    Args:
+        config: the run.
+        solo: None: neither was given.
+        env: where it runs; a deployed federation has to be asked.
+    """
+    from fairflare.build.benefit import asks_by_itself, with_benefit
+
+    if solo is None:
+        given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
+        by_itself = env in ("local", "sim") and asks_by_itself(config)
+        solo = config.solo if given & {"solo", "run.solo"} else by_itself
+    return with_benefit(config, solo)
 
 
 @click.command()

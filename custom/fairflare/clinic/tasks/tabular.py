@@ -58,6 +58,7 @@ class Tabular(OwnData):
     name = "tabular"
     title = "Classification of your own table"
     headline = "balanced_accuracy"
+    quick = True
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     suffixes = (".csv", ".parquet")
     presets = {

@@ -62,6 +62,7 @@ class CentreTask(Task):
     """
 
     headline = "auc"
+    quick = True
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "brier_loss", "calibration_error")
     small_sites: ClassVar[bool] = True
     simulated = "nothing"

@@ -60,6 +60,7 @@ class TableTask(Task):
     of the number of groups. A field ``limit`` is the most patients of a split.
     """
 
+    quick = True
     natural: ClassVar[str] = ""
     """What ``sites_by`` calls the natural groups; empty: there are none."""
     natural_words: ClassVar[str] = ""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bootstrap over patients (Efron, Annals of Statistics 7, 1979): resamples as counts, and metrics under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+AT_ONCE = 2_000_000
+"""Counts that are in memory at once."""
+FEWEST = 0.5
+"""The share of the resamples in which a statistic must be defined; below it there is no interval."""
+
+
+def resamples(n: int, draws: int, seed: int) -> Iterator[Array]:
+    """float64 (B, n) counts whose rows add up to ``n``, ``draws`` rows in all: how often a resample holds each case.
+
+    Args:
+        n: cases, at least 1.
+        draws: resamples, at least 1.
+        seed: of the generator, >= 0.
+    """
+    rng = np.random.default_rng(seed)
+    step = max(1, AT_ONCE // n)
+    for start in range(0, draws, step):
+        rows = min(step, draws - start)
+        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+
+
+def percentile_interval(values: Array, level: float) -> tuple[float, float] | None:
+    """The interval between the percentiles of a statistic's resampled values; nan where it is not defined.
+
+    Args:
+        values: (draws,).
+        level: in (0, 1), e.g. 0.95.
+
+    Returns:
+        low, high; None where fewer than half of the values are defined.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known) or len(known) < FEWEST * len(values):
+        return None
+    low, high = np.quantile(known, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
+
+
+def weighted_mean(values: Array, counts: Array) -> Array:
+    """(B,) mean of ``values`` (N,) under ``counts`` (B, N); nan where no case is counted."""
+    total = counts.sum(axis=1)
+    return _divided(counts @ values, total)
+
+
+def weighted_recall(right: Array, classes: npt.NDArray[np.int64], counts: Array) -> Array:
+    """(B,) mean over the classes that a resample holds of the share of their cases that are right.
+
+    Args:
+        right: (N,) 1 where the predicted class is the true one, else 0.
+        classes: (N,) true classes.
+        counts: (B, N).
+    """
+    recalls = np.stack([weighted_mean(right[classes == k], counts[:, classes == k]) for k in np.unique(classes)])
+    present = ~np.isnan(recalls)
+    return _divided(np.where(present, recalls, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
+
+
+def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:
+    """(B,) area under the ROC curve, ties counted half; nan where a resample lacks one of the two kinds.
+
+    Args:
+        scores: (N,) finite; larger for what is thought to be positive.
+        positive: (N,).
+        counts: (B, N).
+    """
+    order = np.argsort(scores, kind="stable")
+    first = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
+    above, below = (np.add.reduceat(counts[:, order] * kind[order], first, axis=1) for kind in (positive, ~positive))
+    wins = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
+    return _divided(wins, above.sum(axis=1) * below.sum(axis=1))
+
+
+def _divided(part: Array, whole: Array) -> Array:
+    """Part by whole, nan where the whole is 0."""
+    found: Array = np.full(len(whole), np.nan)
+    np.divide(part, whole, out=found, where=whole > 0)
+    return found

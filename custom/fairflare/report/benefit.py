@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What joining gives each site: the federation's model less the one that the site trained alone, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.report.metrics import higher_is_better, label
+from fairflare.report.trail import Trail
+from fairflare.report.values import number, signed
+
+Json = dict[str, Any]
+Numbers = Mapping[str, Any]
+GAINS, LOSES, UNCLEAR = "gains", "loses", "cannot be told"
+VERDICTS = (GAINS, LOSES, UNCLEAR)
+LABELS = {"auc": "AUC", "brier_loss": "Brier score"}
+"""Of metrics that the run's task does not report otherwise."""
+MOST_NAMED = 3
+"""Sites that the sentence names."""
+
+
+def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]) -> Json | None:
+    """What the log says of it; None where the run did not ask.
+
+    Args:
+        trail: the run's.
+        sites: its sites, in natural order.
+        about: what the task is, see ``build.about``.
+
+    Returns:
+        metric (the one that the first sentence is in), trainer (of the sites alone), draws and level (of the
+        intervals), rejected (site -> why), and metrics: name -> label, higher_is_better, sites, groups, counts
+        (verdict -> sites), worst (the site with the least benefit) and sentence. A row has n, federated, solo, benefit
+        (federated less solo; solo less federated where smaller is better), low, high and verdict, by the interval.
+    """
+    record = trail.benefit
+    if not record:
+        return None
+    found: Mapping[str, Numbers] = record.get("sites") or {}
+    names = [name for name in record.get("metrics") or () if any(f"federated.{name}" in own for own in found.values())]
+    described = {name: _metric(name, found, sites, record, about) for name in names}
+    return {
+        "metric": names[0] if names else None,
+        **{key: record.get(key) for key in ("trainer", "draws", "level")},
+        "metrics": described,
+        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
+        "sentences": [one["sentence"] for one in described.values()],
+    }
+
+
+def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], record: Numbers, about: Numbers) -> Json:
+    higher = _higher(name, about)
+    words = label(name, about) if name in (about.get("metrics") or {}) else LABELS.get(name, label(name, about))
+    asked = [site for site in sites if site in found or site in (record.get("rejected") or {})]
+    rows = [{"site": site, **_row(found.get(site) or {}, name, "", higher)} for site in asked]
+    told = [row for row in rows if row["verdict"] is not None]
+    counts = {verdict: sum(row["verdict"] == verdict for row in told) for verdict in VERDICTS}
+    worst = min(told, key=lambda row: (row["benefit"], row["site"]), default=None)
+    return {
+        "label": words,
+        "higher_is_better": higher,
+        "sites": rows,
+        "groups": _groups(found, name, asked, higher) if name in (record.get("group_metrics") or ()) else [],
+        "counts": {**counts, "unknown": len(rows) - len(told)},
+        "worst": worst,
+        "sentence": sentence(rows, words),
+    }
+
+
+def _higher(name: str, about: Numbers) -> bool:
+    """As the run says of its task's metrics, and of others as their names do."""
+    known = name in (about.get("metrics") or {})
+    return higher_is_better(name, about) if known else not name.endswith(("loss", "error"))
+
+
+def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
+    """One site, or one group there."""
+    federated, solo, low, high = (
+        number(numbers.get(f"{kind}.{metric}{where}")) for kind in ("federated", "solo", "low", "high")
+    )
+    row: Json = {"n": number(numbers.get(f"n{where}")), "federated": federated, "solo": solo}
+    sign = 1 if higher else -1
+    benefit = None if federated is None or solo is None else sign * (federated - solo)
+    ends = (None, None) if low is None or high is None else sorted((sign * low, sign * high))
+    return {**row, "benefit": benefit, "low": ends[0], "high": ends[1], "verdict": verdict(benefit, *ends)}
+
+
+def verdict(benefit: float | None, low: float | None, high: float | None) -> str | None:
+    """By the interval: a benefit without one cannot be told; None without a benefit."""
+    if benefit is None:
+        return None
+    if low is None or high is None or low <= 0 <= high:
+        return UNCLEAR
+    return GAINS if low > 0 else LOSES
+
+
+def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
+    """Each group at each site that may say something of it, group by group."""
+    names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
+    return [
+        {"group": group, "site": site, **_row(found[site], metric, f"/{group}", higher)}
+        for group in names
+        for site in sites
+        if f"federated.{metric}/{group}" in found.get(site, {})
+    ]
+
+
+def sentence(rows: Sequence[Json], metric: str) -> str:
+    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told."
+
+    Args:
+        rows: of the sites.
+        metric: its name in words.
+    """
+    told = [row for row in rows if row["verdict"] is not None]
+    by_verdict = {name: [row for row in told if row["verdict"] == name] for name in VERDICTS}
+    gain, lose, unclear = (by_verdict[name] for name in VERDICTS)
+    sites = "1 site" if len(rows) == 1 else f"{len(rows)} sites"
+    parts = [f"{len(gain) or 'none'} of {sites} {'gain' if len(gain) > 1 else 'gains'}{_named(gain, best=True)}"]
+    parts.append(f"{len(lose) or 'none'} {'lose' if len(lose) > 1 else 'loses'}{_named(lose, best=False)}")
+    parts += [f"{len(unclear)} cannot be told"] if unclear else []
+    parts += [f"{len(rows) - len(told)} without an answer"] if len(rows) > len(told) else []
+    return f"Joining ({metric}): {', '.join(parts)}."
+
+
+def _named(rows: Sequence[Json], best: bool) -> str:
+    """The sites furthest from zero with their intervals, in brackets; "" without any."""
+    ordered = sorted(rows, key=lambda row: (-row["benefit"] if best else row["benefit"], row["site"]))
+    shown = [f"{row['site']}: {with_ends(row)}" for row in ordered[:MOST_NAMED]]
+    more = [f"{len(ordered) - MOST_NAMED} more"] if len(ordered) > MOST_NAMED else []
+    return f" ({'; '.join(shown + more)})" if shown else ""
+
+
+def with_ends(row: Mapping[str, Any], digits: int = 3) -> str:
+    """ "+0.050 [+0.010, +0.090]": a benefit and its interval, where it has one."""
+    ends = "" if row["low"] is None else f" [{signed(row['low'], digits)}, {signed(row['high'], digits)}]"
+    return f"{signed(row['benefit'], digits)}{ends}"
