@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,13 @@ NORMS = {
     "resnet18": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 """Network -> mean and std per channel on [0, 1]; ImageNet's make three channels of one."""
+
+
+SMALL = Training(rounds=40, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
+MEDIUM = Training(rounds=100, batch_size=32, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
+# The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it hides the
+# gradient: training never leaves the class prior.
+RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism": {"rho_max": 0.01}}}
 
 
 @dataclass(frozen=True)
@@ -77,11 +84,21 @@ class IchPhantom(Task):
         "small": Preset(
             "8 sites, 2 of them with noise, little label skew, 48 pixels, a small CNN; a minute on a laptop",
             {"alpha": 10.0},
-            Training(rounds=40, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0),
-            # The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it
-            # hides the gradient: training never leaves the class prior.
-            settings={"rho_max": 0.02},
-            by_method={"fedism": {"rho_max": 0.01}},
+            SMALL,
+            **RADIUS,
+        ),
+        "equal": Preset(
+            "as small, with the same label distribution at every site but for chance, which FedISM's theorem assumes",
+            {"alpha": 1e6},
+            SMALL,
+            **RADIUS,
+        ),
+        "skewed": Preset("as small, with the papers' label skew between the sites", {"alpha": 1.0}, SMALL, **RADIUS),
+        "medium": Preset(
+            "as skewed, with 4,000 images of 64 pixels and 100 rounds; hours on a laptop, minutes on a GPU",
+            {"alpha": 1.0, "images": 4000, "size": 64},
+            MEDIUM,
+            **RADIUS,
         ),
         "paper": Preset(
             "the papers' setting: 20 sites, 4 of them with noise, 224 pixels, ResNet-18, 300 rounds; for a GPU",

@@ -123,10 +123,10 @@ REFERENCES = (
     Arm("longer", "FedAvg, 3.3 x the rounds", "fedavg", like="fedavg", longer=SLOWEST),
 )
 RECALIBRATED = (
-    after("fedavg+intercept", "FedAvg, then an intercept per site", "fedavg", slope="false", split="val"),
-    after("fedavg+intercept-train", "the same, fitted to training patients", "fedavg", slope="false", split="train"),
-    after("fedavg+line-train", "FedAvg, then intercept and slope, training patients", "fedavg", split="train"),
-    after("uniform+intercept-train", "FedAvg uniform, then an intercept, training patients", "uniform", slope="false",
+    after("fedavg+intercept", "FedAvg, then intercepts (validation)", "fedavg", slope="false", split="val"),
+    after("fedavg+intercept-train", "FedAvg, then intercepts (training)", "fedavg", slope="false", split="train"),
+    after("fedavg+line-train", "FedAvg, then intercepts and slopes (training)", "fedavg", split="train"),
+    after("uniform+intercept-train", "FedAvg uniform, then intercepts (training)", "uniform", slope="false",
           split="train"),
 )  # fmt: skip
 METHODS = (

@@ -50,10 +50,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for study in plan.STUDIES:
-        if options.only is None or study.key in options.only.split(","):
-            for first in (True, False):
-                make(study, options.folder / study.key, options.workers, first)
+    asked = [study for study in plan.STUDIES if options.only is None or study.key in options.only.split(",")]
+    for first in (True, False):
+        for study in asked:
+            make(study, options.folder / study.key, options.workers, first)
 
 
 def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[str, str]:

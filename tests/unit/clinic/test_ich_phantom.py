@@ -122,3 +122,28 @@ BAD = [
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         IchPhantom(**options)
+
+
+def distance_of_labels(task):
+    """The largest total variation distance between the labels of a site and all labels."""
+    labels, sites = plan(task)
+    of_all = np.bincount(labels, minlength=5) / len(labels)
+    own = [np.bincount(labels[sites == k], minlength=5) / (sites == k).sum() for k in range(task.n_sites)]
+    return max(0.5 * np.abs(one - of_all).sum() for one in own)
+
+
+def test_sites_have_equal_label_distributions_in_one_preset_and_not_in_another():
+    by_preset = {name: distance_of_labels(load("ich-phantom", name)) for name in ("equal", "small", "skewed", "medium")}
+    rng = np.random.default_rng(0)
+    labels, _ = plan(load("ich-phantom", "equal"))
+    drawn = [np.bincount(rng.choice(labels, 150), minlength=5) / 150 for _ in range(2000)]
+    by_chance = [0.5 * np.abs(one - np.bincount(labels, minlength=5) / len(labels)).sum() for one in drawn]
+    assert by_preset["equal"] < np.quantile(by_chance, 0.9999) < min(by_preset["skewed"], by_preset["medium"]) / 2
+    assert by_preset["equal"] < by_preset["small"] < by_preset["skewed"]
+
+
+def test_medium_is_the_task_of_the_study():
+    task, preset = load("ich-phantom", "medium"), IchPhantom.presets["medium"]
+    assert (task.images, task.size, preset.training.rounds, preset.training.logit_tau) == (4000, 64, 100, 1.0)
+    for name in ("equal", "skewed"):
+        assert IchPhantom.presets[name].training == IchPhantom.presets["small"].training

@@ -46,7 +46,8 @@ def test_no_test_image_is_at_two_sites(name):
     assert len(set(used)) == len(used)
 
 
-@pytest.mark.parametrize("case", ["ich-phantom:small", "ich-phantom:paper", "brain-seg:small", "brain-seg:paper",
+@pytest.mark.parametrize("case", ["ich-phantom:small", "ich-phantom:paper", "ich-phantom:medium", "ich-phantom:equal",
+                                  "ich-phantom:skewed", "brain-seg:small", "brain-seg:paper", "brain-seg:medium",
                                   "fundus-phantom:small", "fundus-phantom:paper"])  # fmt: skip
 def test_presets_have_five_hundred_at_each_site(case):
     name, _, preset = case.partition(":")

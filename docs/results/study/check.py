@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks each comparing sentence of STUDY.md against the intervals in the files beside this script.
+
+    python docs/results/study/check.py
+
+A sentence that compares (``COMPARING``) is followed by one or more marks in HTML comments; others need none:
+
+    <!-- claim: TASK | ARM | VERSUS | OVER | METRIC | better -->   a line of differences.csv and its verdict: better,
+                                                                   worse or cannot be told
+    <!-- count: TASK | ARM | METRIC | loses=7 -->                  a line of joining.csv: gains, cannot_be_told, loses,
+                                                                   lower or of; with * for ARM the least over all arms,
+                                                                   and with loses_most=7 the most
+    <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
+    <!-- definition -->                                            says what words mean: no arm, no figure
+
+Every figure with three decimals in such a sentence is a mean, an interval's end or a value of a line that it marks, and
+every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import plan
+import tables
+
+COMPARING = re.compile(
+    r"\b(better|worse|worst off|gains?|gained|los(?:es|e|t|ing)|benefits?|harm(?:s|ed)?|help(?:s|ed)?|improv\w+|hurts?"
+    r"|rais(?:es|ed)|lower(?:s|ed)?|higher|cannot be told|outperform\w*|beats?|wins?|mends?|repairs?|enough|best|fewer"
+    r"|above|below|exceeds?|larger|smaller|closer)\b",
+    re.I,
+)
+MARK = re.compile(r"<!-- (claim|count|mean|definition)(?:: ([^>]*?))? -->")
+FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
+VERDICTS = ("better", "worse", "cannot be told")
+
+
+def main() -> int:
+    """Print what does not hold."""
+    page = tables.PAGE.read_text(encoding="utf-8")
+    found = [
+        *problems(page),
+        *([] if tables.filled(page) == page else ["tables: not those of the files; run tables.py"]),
+    ]
+    print("\n".join(found) or f"{sum(1 for _ in sentences(page))} sentences, all as the files say")
+    return 1 if found else 0
+
+
+def problems(page: str) -> list[str]:
+    """One line for each sentence that does not hold."""
+    return [f"{why}: {text}" for text, marks in sentences(page) for why in wrong(text, marks)]
+
+
+def sentences(page: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """(sentence, its marks) of the prose: everything but tables, code, headings and links' targets."""
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.S | re.M)
+    prose = tables.BLOCK.sub("", prose)
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "#"))]
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", "\n".join(lines)):
+        flat = re.sub(r"\s+", " ", paragraph).strip()
+        for part in re.finditer(r"(.+?(?:[.!?](?=\s|$)|$))((?:\s*<!--.*?-->)*)\s*", flat):
+            text = part[1].strip()
+            if text:
+                yield text, [(m[1], [w.strip() for w in (m[2] or "").split("|")]) for m in MARK.finditer(part[2])]
+
+
+def wrong(text: str, marks: list[tuple[str, list[str]]]) -> list[str]:
+    """What does not hold of one sentence."""
+    if not marks:
+        return ["a comparing sentence without a mark"] if COMPARING.search(text) else []
+    found: list[str] = []
+    known: set[str] = set()
+    for kind, words in marks:
+        problem, figures = CHECKS[kind](text, words)
+        found += [problem] if problem else []
+        known |= figures
+    strange = [figure for figure in FIGURE.findall(text) if _plain(figure) not in known]
+    return found + ([f"figures {strange} of no marked line"] if strange else [])
+
+
+def claim(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """The verdict of a line of differences.csv."""
+    if len(words) != 6 or words[5] not in VERDICTS:
+        return f"claim: expected TASK | ARM | VERSUS | OVER | METRIC | verdict, got {words}", set()
+    row = _line(tables.DIFFERENCES, dict(zip(("task", "arm", "versus", "over", "metric"), words)))
+    if row is None:
+        return f"claim: no such line: {words}", set()
+    figures = {_plain(f"{float(row[key]):.3f}") for key in _NUMBERS if row[key]}
+    return ("" if row["verdict"] == words[5] else f"claim: the files say {row['verdict']!r} of {words}"), figures
+
+
+def mean(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """A value of differences.csv."""
+    row = _line(tables.DIFFERENCES, dict(zip(("task", "arm", "over", "metric"), words)))
+    return ("", {_plain(f"{float(row['value']):.3f}")}) if row else (f"mean: no such line: {words}", set())
+
+
+def count(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """A number of joining.csv, which stands in the sentence."""
+    column, _, number = words[-1].partition("=")
+    most, column = column.endswith("_most"), column.removesuffix("_most")
+    wanted = {key: word for key, word in zip(("task", "arm", "metric"), words) if word != "*"}
+    rows = [row for row in tables.read(tables.JOINING) if all(row[key] == wanted[key] for key in wanted)]
+    if not rows or column not in rows[0]:
+        return f"count: no such line: {words}", set()
+    least = (max if most else min)(int(row[column]) for row in rows)
+    if str(least) != number:
+        return f"count: the files say {least}, not {words[-1]}", set()
+    spelled = {number, *(_WORDS[least].split() if least < len(_WORDS) else ())}
+    return ("" if spelled & set(re.findall(r"\w+", text.lower())) else f"count: {number} is not in the sentence"), set()
+
+
+def definition(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """A sentence that says what words mean names no arm and holds no figure."""
+    named = [arm.title for arm in plan.ARMS if re.search(rf"\b{re.escape(arm.title)}\b", text)]
+    return (f"definition: names {named}" if named else ""), set()
+
+
+CHECKS = {"claim": claim, "mean": mean, "count": count, "definition": definition}
+_NUMBERS = ("value", "mean", "low", "high", "patients_low", "patients_high")
+_WORDS = (
+    ("no none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    + ("thirteen", "fourteen", "fifteen", "sixteen", "seventeen")
+)  # fmt: skip
+
+
+def _line(path: tables.Path, wanted: dict[str, str]) -> dict[str, str] | None:
+    rows = (row for row in tables.read(path) if all(row.get(key) == value for key, value in wanted.items()))
+    return next(rows, None)
+
+
+def _plain(figure: str) -> str:
+    """Without sign and leading zero: prose says "loses .048" of a difference of -0.048."""
+    return figure.lstrip("+\u2212-").lstrip("0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""STUDY.md says what the intervals say: every comparing sentence is marked, and every mark is a line of the files."""
+
+import csv
+import math
+import sys
+
+import numpy as np
+import pytest
+from printed_commands import ROOT
+from scipy import stats
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+FOLDER = ROOT / "docs" / "results" / "study"
+sys.path.insert(0, str(FOLDER))
+import ablations  # noqa: E402
+import check  # noqa: E402
+import plan  # noqa: E402
+import tables  # noqa: E402
+
+from fairflare.app.arguments import folder_name  # noqa: E402
+from fairflare.app.comparison import arms  # noqa: E402
+from fairflare.app.runs import run_once  # noqa: E402
+from fairflare.build import tasks  # noqa: E402
+
+DIFFERENCES = tables.read(tables.DIFFERENCES)
+
+
+def test_every_sentence_is_what_the_files_say():
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert check.problems(page) == []
+    assert sum(bool(marks) for _, marks in check.sentences(page)) >= 10
+
+
+def test_the_tables_are_those_of_the_files():
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.BLOCK.search(page) and tables.filled(page) == page
+
+
+def row(**wanted):
+    return next(r for r in DIFFERENCES if all(r[key] == value for key, value in wanted.items()))
+
+
+def mark(found, said=None):
+    words = [found[key] for key in ("task", "arm", "versus", "over", "metric")]
+    return f"<!-- claim: {' | '.join([*words, said or found['verdict']])} -->"
+
+
+def test_a_sentence_that_the_intervals_do_not_carry_is_found():
+    told, open_one = row(verdict="better"), row(verdict="cannot be told")
+    value = f"{float(told['mean']):.3f}"
+    assert check.problems(f"It is better, {value}. {mark(told)}") == []
+    assert check.problems("It is better.") == ["a comparing sentence without a mark: It is better."]
+    (problem,) = check.problems(f"It is worse. {mark(told, 'worse')}")
+    assert "the files say 'better'" in problem
+    (problem,) = check.problems(f"It is better. {mark(open_one, 'better')}")
+    assert "the files say 'cannot be told'" in problem
+    (problem,) = check.problems(f"It is better by 7.777. {mark(told)}")
+    assert "7.777" in problem and "of no marked line" in problem
+    (problem,) = check.problems(f"It is better. {mark(told).replace(told['arm'], 'nosuch')}")
+    assert "no such line" in problem
+    (problem,) = check.problems(f"It is better. {mark(told)[:-4].rpartition('|')[0]} -->")
+    assert "expected TASK" in problem
+    assert check.problems("It has 3 arms. It is better. <!-- definition -->") == []
+    (problem,) = check.problems("FedAvg is better. <!-- definition -->")
+    assert "names ['FedAvg']" in problem
+    (problem,) = check.problems("Half of it, .123, gains. <!-- definition -->")
+    assert ".123" in problem
+
+
+def test_a_count_is_the_one_of_the_files_and_in_the_sentence():
+    found = tables.read(tables.JOINING)[0]
+    about = f"{found['task']} | {found['arm']} | {found['metric']} | loses"
+    number = int(found["loses"])
+    assert check.problems(f"There {number} lose. <!-- count: {about}={number} -->") == []
+    assert "the files say" in check.problems(f"There {number} lose. <!-- count: {about}={number + 1} -->")[0]
+    assert "is not in the sentence" in check.problems(f"Some lose. <!-- count: {about}={number} -->")[0]
+    assert "no such line" in check.problems(f"There {number} lose. <!-- count: x | y | z | loses={number} -->")[0]
+
+
+def test_verdicts_are_those_of_both_intervals():
+    for r in DIFFERENCES:
+        ends = [r[key] for key in ("low", "high", "patients_low", "patients_high")]
+        if all(ends):
+            low, high, again_low, again_high = map(float, ends)
+            assert low <= float(r["mean"]) <= high and again_low <= again_high
+            above, beneath = low > 0 and again_low > 0, high < 0 and again_high < 0
+            higher = tables.METRICS[r["metric"]]
+            said = "better" if (above if higher else beneath) else "worse" if above or beneath else "cannot be told"
+            assert r["verdict"] == said, r
+
+
+def of_site(task, arm, site, metric):
+    rows = [r for r in tables.read(tables.VALUES) if (r["task"], r["arm"], r["site"]) == (task, arm, site)]
+    values = np.array([float(r[metric]) for r in sorted(rows, key=lambda r: int(r["seed"]))])
+    return np.abs(values) if metric == "calibration" else values
+
+
+@pytest.mark.parametrize("task", sorted({r["task"] for r in DIFFERENCES}))
+def test_a_difference_follows_from_the_values_of_the_seeds(task):
+    """Student's t by SciPy, from values.csv, of one site and of the worst one."""
+    arm = "uniform"
+    sites = list(dict.fromkeys(r["site"] for r in tables.read(tables.VALUES) if r["task"] == task))
+    for over in (sites[0], "worst"):
+        for metric in ("brier", "calibration"):
+            found = row(task=task, arm=arm, versus="solo", over=over, metric=metric)
+            each = {
+                name: np.stack([of_site(task, name, site, metric) for site in (sites if over == "worst" else [over])])
+                for name in (arm, "solo")
+            }
+            differences = each[arm].max(0) - each["solo"].max(0)
+            low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+            expected = (differences.mean(), low, high)
+            assert [float(found[key]) for key in ("mean", "low", "high")] == pytest.approx(expected, abs=2e-6)
+
+
+def test_joining_counts_the_verdicts():
+    for found in tables.read(tables.JOINING):
+        wanted = {key: found[key] for key in ("task", "arm", "metric")} | {"versus": "solo"}
+        own = [r for r in DIFFERENCES if all(r[key] == value for key, value in wanted.items())]
+        said = [r["verdict"] for r in own if r["over"] not in ("mean", "worst")]
+        assert [int(found[key]) for key in ("gains", "cannot_be_told", "loses", "of")] == [
+            said.count("better"), said.count("cannot be told"), said.count("worse"), len(said)
+        ]  # fmt: skip
+
+
+def test_scores_are_those_of_scikit_learn():
+    rng = np.random.default_rng(3)
+    z, y = np.round(rng.normal(size=60), 1), rng.integers(0, 2, 60)
+    found = tables.scores(z, y, np.random.default_rng(7))
+    counts = np.random.default_rng(7).multinomial(60, np.full(60, 1 / 60), size=tables.RESAMPLES)
+    for k, rows in (
+        (0, np.arange(60)),
+        (1, np.repeat(np.arange(60), counts[0])),
+        (9, np.repeat(np.arange(60), counts[8])),
+    ):
+        p = 1 / (1 + np.exp(-z[rows]))
+        assert found["auc"][k] == pytest.approx(roc_auc_score(y[rows], z[rows]))
+        assert found["brier"][k] == pytest.approx(brier_score_loss(y[rows], p))
+        assert found["accuracy"][k] == pytest.approx(((z[rows] > 0) == y[rows]).mean())
+        assert found["calibration"][k] == pytest.approx(abs((p - y[rows]).mean()))
+    one = tables.scores(z, np.ones(60, dtype=int), np.random.default_rng(7))
+    assert np.isnan(one["auc"]).all() and np.isfinite(one["brier"]).all()
+
+
+@pytest.mark.parametrize("study", plan.STUDIES, ids=lambda study: study.key)
+def test_the_plan_can_be_run(study, tmp_path, monkeypatch):
+    """Every candidate is accepted; all arms have as many; the task names a primary endpoint; seeds are apart."""
+    monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
+    assert not set(plan.SEEDS) & set(plan.TUNING[study.natural]) and len(plan.SEEDS) >= 8
+    name, _, preset = study.task.partition(":")
+    task = tasks.load(name, preset)
+    assert task.primary and study.rounds == task.presets[preset].training.rounds
+    assert study.lr == task.presets[preset].training.lr and study.natural == (task.drawn() == ())
+    for arm in study.arms():
+        if arm.after:
+            assert arm.after[0] in {other.key for other in study.arms()}
+            continue
+        labels = plan.candidates(arm, study)
+        assert len(set(labels)) == (4 if study.tuned and not arm.like else 1)
+        arms(labels, study.task, [0], values={"group_by": study.group_by, **study.settings})
+
+
+def test_what_was_chosen_is_the_best_on_validation_patients():
+    with (FOLDER / "chosen.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for key in {(r["task"], r["arm"]) for r in rows}:
+        own = [r for r in rows if (r["task"], r["arm"]) == key]
+        (best,) = [r for r in own if r["chosen"] == "True"]
+        scores = [float(r["validation_brier"]) for r in own]
+        assert len(own) == 1 or float(best["validation_brier"]) == min(scores) or math.isnan(scores[0])
+
+
+def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
+    for preset in ablations.PRESETS:
+        found = arms(list(ablations.ARMS), f"ich-phantom:{preset}", [0, 1])
+        assert len(found) == 2 * len(ablations.ARMS)
+        assert {config.training["logit_tau"] for _, config in found} == {1.0}
+        assert {config.options["alpha"] for _, config in found} == {1e6 if preset == "equal" else 1.0}
+    words = ablations.command("equal", "0,1", tables.HERE.parent / "fedism-equal")
+    assert words[-2:] == ["--tables", "docs/results/fedism-equal"]
+
+
+@pytest.mark.slow  # three runs of two rounds
+def test_the_ablations_run_at_toy_size(tmp_path):
+    """Weights of every round, and where the radius is 0 the same for all sites."""
+    tiny = {"n_sites": 4, "corrupted": 1, "images": 160, "test_images": 40, "site_test_images": 20, "size": 32}
+    kept = ["fedavg", "fedism-plus:rho_max=0", "fedism-plus:probe_loss=logit_adjusted"]
+    values = {f"task.{key}": value for key, value in tiny.items()}
+    for name, config in arms(kept, "ich-phantom:equal", [0], rounds=2, values=values):
+        run_once(config, tmp_path / name, workers=1)
+    found = {}
+    for label in kept:
+        lines = ablations.rounds(tmp_path / f"{folder_name(label)}-seed0")
+        found[label] = [line["weights"] for line in lines]
+        assert [line["round"] for line in lines] == [1, 2]
+    assert all(w == pytest.approx(0.25) for line in found["fedism-plus:rho_max=0"] for w in line.values())
+    assert found["fedism-plus:probe_loss=logit_adjusted"][0] != found["fedism-plus:rho_max=0"][0]
