@@ -34,6 +34,17 @@ def write_images(root, masks, sites=SITES):
     return root
 
 
+def write_class_folders(root, sites=SITES):
+    """24 images per site in a folder for each class, as <root>/<site>/<class>/*.png, and no list."""
+    for k, site in enumerate(sites):
+        rng = np.random.default_rng(k)
+        for i in range(24):
+            path = root / site / ("well", "ill")[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture(rng, i % 2)[0]).save(path)
+    return root
+
+
 def write_tables(root, sites=SITES):
     """80 patients per site with age, score (some missing), sex and outcome, as <root>/<site>.csv."""
     for k, site in enumerate(sites):

@@ -22,7 +22,7 @@ from fairflare.build import tasks
 from fairflare.core import plugins, registry, user_code
 from fairflare.federation.loop import Federation
 from own_code import write_code
-from own_folder import SITES, write_images, write_tables
+from own_folder import SITES, write_class_folders, write_images, write_tables
 from quality_tree import write_tree
 
 SMALL = {"images_per_site": 60, "test_images": 20, "site_test_images": 20}
@@ -91,6 +91,7 @@ def world(tmp_path_factory):
         shrink(patch)
         for name, masks in (("masks", True), ("photos", False)):
             write_images(folder / name, masks=masks)
+        write_class_folders(folder / "hospitals")
         write_tables(folder / "tables")
         write_code(folder)
         for name in ("my_net.py", "my_data.py"):  # as the task's default, three channels of 64 pixels

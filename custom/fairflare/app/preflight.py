@@ -101,9 +101,10 @@ def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | No
     if not chosen:
         raise UserError("preflight: expected --kind or --task; `fairflare init DIR` writes down what a folder holds")
     name, _, preset = chosen.partition(":")
-    options = dict(described.get("options", {})) if name == described.get("kind") else {}
-    if options and described.get("classes"):
-        options["labels"] = ",".join(described["classes"])
+    options: dict[str, Any] = {}
+    if name == described.get("kind"):
+        options |= {"labels": ",".join(described["classes"])} if described.get("classes") else {}
+        options |= described.get("options", {})
     options |= {key: value for key, value in asked.values.items() if key != "group_by"}
     if asked.classes:
         options["labels"] = asked.classes

@@ -30,6 +30,7 @@ FEWEST = (
     Need("test", 1, "the report shows the results on it"),
 )
 """What every method needs; one class alone to train on is more often a mistake than meant."""
+ONE_ANSWER = "a model learns to give everyone this answer (--accept one_class if that is meant)"
 FEW = {"train": 8, "val": 4, "test": 4}
 """Examples of a split below which a site is warned, and welcome all the same."""
 
@@ -137,7 +138,7 @@ def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -
         elif n < FEW[split]:
             yield Finding("warning", code, split, n, f"{n} examples: they say little")
         if n and classes and len(torch.unique(data.splits[split].labels)) < 2:
-            reasons = [need.reason for need in asked if need.both_classes]
+            reasons = [ONE_ANSWER if need in FEWEST else need.reason for need in asked if need.both_classes]
             text = f"all {n} examples are of one class" + (f": {reasons[-1]}" if reasons else "")
             yield Finding("error" if reasons else "warning", "one_class", split, n, text)
 

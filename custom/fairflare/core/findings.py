@@ -134,7 +134,7 @@ def _merged(found: list[Finding]) -> Finding:
     elif all(one.split for one in found) and len({one.split for one in found}) == len(found):
         text = "; ".join(f"{one.split}: {one.text}" for one in found)
     else:
-        text = f"{len(found)} times, e.g. {first.text}"
+        text = f"{len(found)} of this kind, e.g. {first.text}"
     return replace(first, split="", count=count, text=text, example=False)
 
 

@@ -90,6 +90,11 @@ class Reader:
         return masks.to(torch.uint8)
 
 
+def stored(path: Path) -> np.ndarray:
+    """float32 (C, H, W): the pixels of a file as stored; DataError: "unreadable" or "not_2d"."""
+    return _slice(path)[0]
+
+
 def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
     """float32 (C, H, W) as stored, and whether its range is the scanner's rather than 0 to 255."""
     if isinstance(source, np.ndarray):

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``fairflare init`` makes of a folder, whatever its layout, before splits are drawn and files written."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order
+from fairflare.core.validation import shown
+
+SPLITS = ("training", "validation", "testing")
+SPLIT_WORDS = {
+    "training": ("train", "training", "tr", "trn"),
+    "validation": ("val", "valid", "validation", "dev", "tuning"),
+    "testing": ("test", "testing", "ts", "tst", "holdout"),
+}
+SPLIT_OF = {word: split for split, words in SPLIT_WORDS.items() for word in words}
+SITE_WORD = re.compile(r"(site|client|hospital|cent(er|re)|institut|clinic|facility)", re.IGNORECASE)
+NO_VALUE = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
+"""Cells, in lower case, that say nothing."""
+MOST_CLASSES = 50
+"""More different labels than these are no classes but a number or a text."""
+LONGEST_SITE = 60
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image or one row of a table.
+
+    Attributes:
+        site: the site's name.
+        image: its path relative to the folder; empty: a row.
+        label: a class's name, or the path of a mask; empty: none.
+        split: one of ``SPLITS``, or empty where the layout does not say.
+        patient: whose it is; empty: unknown.
+        about: attributes of the patient.
+        cells: a row's features.
+    """
+
+    site: str
+    image: str = ""
+    label: str = ""
+    split: str = ""
+    patient: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds.
+
+    Attributes:
+        kind: "classification", "segmentation" or "tabular".
+        layout: in words.
+        examples: all that have a label.
+        classes: of the labels, or the structures.
+        options: of the task, beside classes.
+        patients: where they are known from, in words; empty: every example is taken for a patient.
+        notes: what is worth knowing, a line each.
+    """
+
+    kind: str
+    layout: str
+    examples: Sequence[Example]
+    classes: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    patients: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> list[str]:
+        """Their names, in natural order."""
+        return in_order(one.site for one in self.examples)
+
+    def of(self, site: str) -> list[Example]:
+        """The examples of one site, in the order in which they were found."""
+        return [one for one in self.examples if one.site == site]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says of the folder; empty where it is to be found out.
+
+    Attributes:
+        kind: see ``Found``.
+        classes: names of the classes or structures, in order.
+        label: the column of the label.
+        site: the column of the site; "none": one site.
+        patient: the column of the patient; "none": every example is one.
+        new_splits: draw splits also where the layout has them.
+    """
+
+    kind: str = ""
+    classes: tuple[str, ...] = ()
+    label: str = ""
+    site: str = ""
+    patient: str = ""
+    new_splits: bool = False
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell says nothing."""
+    return text.strip().lower() in NO_VALUE
+
+
+def class_names(labels: Iterable[str], chosen: Sequence[str]) -> tuple[str, ...]:
+    """The classes of ``labels`` in natural order, or as ``chosen``.
+
+    Raises:
+        UserError: fewer than two, too many to be classes, a comma in a name, or a label that is not among ``chosen``.
+    """
+    counts = Counter(labels)
+    names = in_order(counts)
+    if chosen:
+        strange = [name for name in names if name not in chosen]
+        if strange:
+            raise UserError(f"--classes: expected the labels of the data, which have {shown(strange[0])} too")
+        return tuple(chosen)
+    if len(names) > MOST_CLASSES:
+        raise UserError(f"init: {len(names)} different labels, such as {shown(names[0])}, are no classes")
+    if len(names) < 2:
+        got = shown(names[0]) if names else "none"
+        raise UserError(f"init: expected labels of two classes or more, got {got} (--classes A,B names them)")
+    if odd := [name for name in names if "," in name]:
+        raise UserError(f"init: expected class names without commas, got {shown(odd[0])}")
+    return tuple(names)
+
+
+def site_name(text: str) -> str:
+    """``text`` as a site may be called: it names files."""
+    plain = re.sub(r"[^\w .-]", "-", text.strip())[:LONGEST_SITE].strip(" .-_")
+    return plain or "site"
+
+
+def check_sites(names: Iterable[str]) -> None:
+    """Raise UserError where two sites' names differ by upper and lower case alone, or one is no site's."""
+    seen: dict[str, str] = {}
+    for name in in_order(names):
+        if name.lower() in ("dataset", "shared", "sites"):
+            raise UserError(f"init: a site cannot be called {name!r}; rename its folder or column")
+        if name.lower() in seen:
+            raise UserError(f"init: sites {seen[name.lower()]!r} and {name!r} differ by upper and lower case alone")
+        seen[name.lower()] = name
+
+
+def root_name(root: Path) -> str:
+    """The name of the one site whose folder is ``root``."""
+    return site_name(root.resolve().name or "site")

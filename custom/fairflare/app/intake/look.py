@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder holds, whatever its layout: lists come before tables, tables before names and folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fairflare.app.intake.draw import with_splits
+from fairflare.app.intake.folders import images_in_folders
+from fairflare.app.intake.found import Choices, Found
+from fairflare.app.intake.lists import images_in_lists, lists_in
+from fairflare.app.intake.masks import pixels
+from fairflare.app.intake.tables import examples_in_tables, tables_in
+from fairflare.app.intake.walk import Files, walk
+from fairflare.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is to be written.
+
+    Attributes:
+        found: what the folder holds, every example in a split.
+        splits: in words, where the splits are from.
+        links: images that are symbolic links whose files lie outside of the folder.
+    """
+
+    found: Found
+    splits: tuple[str, ...]
+    links: tuple[str, ...]
+
+
+def look(root: Path, chosen: Choices) -> Proposal:
+    """Look at ``root`` and read one image of each site, all masks' values and all tables.
+
+    Raises:
+        UserError: nothing can be made of it, in one line that says why.
+    """
+    files = walk(root)
+    found = _found(files, chosen)
+    if chosen.kind and found.kind != chosen.kind:
+        raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
+    if not found.examples:
+        raise UserError(f"init: nothing in {root} has a label")
+    notes = found.notes
+    if files.others:
+        notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
+    if files.dead:
+        notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
+    if chosen.patient == "none":
+        found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
+    divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
+    for site in divided.sites:
+        if image := divided.of(site)[0].image:
+            pixels(root, image)
+    used = {path for one in divided.examples for path in (one.image, one.label)}
+    return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+
+
+def _found(files: Files, chosen: Choices) -> Found:
+    if lists := lists_in(files.root):
+        return images_in_lists(files, lists, chosen)
+    if paths := tables_in(files.root):
+        return examples_in_tables(files, paths, chosen)
+    return images_in_folders(files, chosen)

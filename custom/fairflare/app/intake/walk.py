@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files below a folder, and which of them are images."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fairflare.clinic.kinds.own import INSIDE
+from fairflare.core.errors import UserError
+from fairflare.core.order import natural
+
+IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
+OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
+"""Images that are not read."""
+MOST_FILES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies below a folder, as paths relative to it, in natural order.
+
+    Attributes:
+        root: the folder.
+        images: those that can be read.
+        others: images of other formats.
+        links_out: images whose file lies outside of ``root``, by a symbolic link.
+        dead: links whose file is gone.
+    """
+
+    root: Path
+    images: tuple[str, ...]
+    others: tuple[str, ...]
+    links_out: tuple[str, ...]
+    dead: tuple[str, ...]
+
+
+def walk(root: Path) -> Files:
+    """Look at every file below ``root``, through links to folders too; hidden ones are passed over.
+
+    Raises:
+        UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.
+    """
+    if not root.is_dir():
+        raise UserError(f"init: expected a folder, got {root}")
+    home = root.resolve()
+    found: dict[str, list[str]] = {"images": [], "others": [], "links_out": [], "dead": []}
+    seen, count = set(), 0
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(folder)
+        folders[:] = sorted(name for name in folders if not _is_hidden(name)) if real not in seen else []
+        if real in seen:
+            continue
+        seen.add(real)
+        count += len(names)
+        if count > MOST_FILES:
+            raise UserError(f"init: expected at most {MOST_FILES} files below {root}")
+        for name in names:
+            _sort(Path(folder, name), root, home, found)
+    return Files(root, **{key: tuple(sorted(paths, key=natural)) for key, paths in found.items()})
+
+
+def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> None:
+    if path.name.startswith("."):
+        return
+    text = path.relative_to(root).as_posix()
+    if is_image(path.name):
+        if not path.is_file():
+            found["dead"].append(text)
+            return
+        found["images"].append(text)
+        if not path.resolve().is_relative_to(home):
+            found["links_out"].append(text)
+    elif path.name.lower().endswith(OTHERS):
+        found["others"].append(text)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "__")) or name == INSIDE
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f"init: {error.filename}: cannot be read ({error.strerror})")
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is read as an image."""
+    return name.lower().endswith(IMAGES)
+
+
+def stem(path: str) -> str:
+    """The file's name without its suffix, ".nii.gz" as a whole."""
+    name = PurePosixPath(path).name
+    return name[: -len(next((end for end in (".nii.gz", *IMAGES) if name.lower().endswith(end)), "")) or None]

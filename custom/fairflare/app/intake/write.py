@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that ``fairflare init`` writes, all of them or none.
+
+DIR/fairflare/
+    dataset.json            what the data are: kind, classes, options, sites
+    <site>.json, <site>.csv the site's datalist, whose paths start at DIR, or its table with a column "split"
+    sites/<site>.yaml       a site's configuration
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare.app.intake.found import SPLITS, Example, Found, check_sites
+from fairflare.clinic.kinds.own import DESCRIPTION, INSIDE
+from fairflare.clinic.preflight import PATIENT
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order
+
+SHORT = dict(zip(SPLITS, ("train", "val", "test")))
+
+
+def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
+    """Path below ``root``/fairflare -> text.
+
+    Args:
+        root: the folder of the data.
+        found: what it holds, every example in a split.
+        links: whether symbolic links may lead out of it.
+
+    Raises:
+        UserError: two sites have names that a file system may take for one.
+    """
+    check_sites(found.sites)
+    files = {f"{DESCRIPTION}.json": _json(description(root, found, links))}
+    home = str(root.resolve())
+    for site in found.sites:
+        name = f"{site}.csv" if found.kind == "tabular" else f"{site}.json"
+        files[name] = _table(found, site) if found.kind == "tabular" else _list(found, site)
+        own = {"data_root": home, "datalist": f"{INSIDE}/{name}", **({"links": True} if links else {}), "min_count": 10}
+        files[f"sites/{site}.yaml"] = "".join(f"{key}: {json.dumps(value)}\n" for key, value in own.items())
+    return files
+
+
+def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
+    """What ``dataset.json`` says: the form that ``fairflare prepare`` writes, and where paths start."""
+    groups = attributes(found)
+    options = dict(found.options)
+    if groups:
+        options["attribute_values"] = "; ".join(f"{name}={'|'.join(values)}" for name, values in groups.items())
+    return {
+        "kind": found.kind,
+        "classes": list(found.classes),
+        "options": options,
+        "root": "..",
+        **({"links": True} if links else {}),
+        "source": f"{found.layout}; written by fairflare init",
+        "sites": {site: {"kind": "own data", **sizes(found, site)} for site in found.sites},
+        "run": f"fairflare run METHOD --data {root.name}",
+    }
+
+
+def attributes(found: Found) -> dict[str, list[str]]:
+    """Attribute -> its values, of those that differ."""
+    known: dict[str, set[str]] = {}
+    for one in found.examples:
+        for name, value in one.about.items():
+            known.setdefault(name, set()).add(value)
+    return {name: in_order(values) for name, values in known.items() if len(values) > 1}
+
+
+def sizes(found: Found, site: str) -> dict[str, int]:
+    """Split -> examples of a site."""
+    own = found.of(site)
+    return {short: sum(one.split == split for one in own) for split, short in SHORT.items()}
+
+
+def _list(found: Found, site: str) -> str:
+    own, kept = found.of(site), set(attributes(found))
+    lists = {split: [_entry(one, kept) for one in own if one.split == split] for split in SPLITS}
+    return _json(lists)
+
+
+def _entry(one: Example, kept: set[str]) -> dict[str, str]:
+    about = {name: value for name, value in one.about.items() if name in kept}
+    patient = {PATIENT: one.patient} if one.patient else {}
+    return {"image": one.image, "label": one.label, **about, **patient}
+
+
+def _table(found: Found, site: str) -> str:
+    """The site's rows without the patients' names, which the splits have no more need of."""
+    kept = list(attributes(found))
+    features = found.options["features"].split(",")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([found.options["label"], *features, *kept, "split"])
+    for one in found.of(site):
+        cells = [one.cells[name] for name in features]
+        writer.writerow([one.label, *cells, *(one.about.get(name, "") for name in kept), SHORT[one.split]])
+    return text.getvalue()
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def refuse_existing(root: Path) -> None:
+    """Raise UserError where ``root`` has been looked at before: nothing is overwritten."""
+    there = root / INSIDE
+    if there.exists() or there.is_symlink():
+        raise UserError(f"init: {there} exists; remove it to look at the folder anew")
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    """Write ``files`` below ``root``/fairflare, which appears whole or not at all; returns that folder.
+
+    Raises:
+        UserError: it exists, or ``root`` cannot be written to.
+    """
+    refuse_existing(root)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".fairflare-init-", dir=root))
+        try:
+            for name, text in files.items():
+                (scratch / name).parent.mkdir(exist_ok=True)
+                (scratch / name).write_text(text, encoding="utf-8")
+            os.rename(scratch, root / INSIDE)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise UserError(f"init: {root}: cannot be written to ({error.strerror})") from None
+    return root / INSIDE

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a folder to lists: five usual layouts, what is written, and bad folders in one line."""
+
+import json
+import os
+import re
+import stat
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import yaml
+
+import five_layouts
+from fairflare.app.cli import main
+from fairflare.app.intake.found import Choices
+from fairflare.app.intake.look import look
+from fairflare.app.intake.show import lines
+from fairflare.app.intake.write import contents, write
+from fairflare.core.errors import UserError
+from five_layouts import SITES, Case
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    streams = capsys.readouterr()
+    return stop.value.code, streams.out, streams.err
+
+
+def blocks(n=12, edge=28, sites=SITES, patients=True):
+    """Bright and dark images, two per patient: site -> cases without a split."""
+    rng, found = np.random.default_rng(0), {}
+    for site in sites:
+        found[site] = []
+        for i in range(n):
+            pixels = rng.integers(0, 60, (edge, edge)) + 120 * (i // 2 % 2)
+            about = {"patient_id": f"{site} no {i // 2}"} if patients else {}
+            found[site].append(Case(pixels, ("dark", "light")[i // 2 % 2], "", {**about, "sex": "fm"[i // 4 % 2]}))
+    return found
+
+
+def masked(n=12):
+    """As ``blocks``, with a square of value 1 and one of value 2 as the label."""
+    found = blocks(n)
+    for cases in found.values():
+        for case in cases:
+            case.label = np.zeros((28, 28), np.uint8)
+            case.label[4:12, 4:12], case.label[14:20, 14:20] = 1, 2
+    return found
+
+
+def numbers(n=40):
+    """Rows with two features and an age, two per patient."""
+    rng, found = np.random.default_rng(0), {}
+    for site in SITES:
+        found[site] = [
+            Case(
+                {"x": f"{rng.normal():.2f}", "age": str(30 + i)},
+                ("lived", "died")[i // 2 % 2],
+                "",
+                {"sex": "fm"[i // 4 % 2], "patient_id": f"{site} no {i // 2}"},
+            )
+            for i in range(n)
+        ]
+    return found
+
+
+def links_to(folder):
+    return lambda root: five_layouts.class_folders(root, blocks(), links=folder.with_name("elsewhere"))
+
+
+WRITERS = {
+    "flat": lambda root: five_layouts.flat_with_masks(root, masked()),
+    "classes": lambda root: five_layouts.class_folders(root, blocks()),
+    "decathlon": lambda root: five_layouts.decathlon(root, masked()),
+    "table of images": lambda root: five_layouts.table_and_images(root, blocks()),
+    "tables": lambda root: five_layouts.table_per_site(root, numbers()),
+}
+KINDS = {
+    "flat": ("segmentation", ("structure 1", "structure 2"), 11),
+    "classes": ("classification", ("dark", "light"), 12),
+    "decathlon": ("segmentation", ("grey", "white", "ventricles"), 9),
+    "table of images": ("classification", ("dark", "light"), 11),
+    "tables": ("tabular", ("died", "lived"), 39),
+}
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_kind_classes_and_sites_of_each_layout(layout, tmp_path):
+    root = WRITERS[layout](tmp_path / "data")
+    proposal = look(root, Choices())
+    kind, classes, n = KINDS[layout]
+    assert (proposal.found.kind, proposal.found.classes, proposal.found.sites) == (kind, classes, list(SITES))
+    for site in SITES:
+        own = proposal.found.of(site)
+        assert len(own) == n and {one.split for one in own} == {"training", "validation", "testing"}
+    shown = lines(root, proposal, contents(root, proposal.found, False))
+    assert max(map(len, shown)) <= 80 and [line.split()[0] for line in shown if line.startswith("site-")] == list(SITES)
+    assert look(root, Choices()) == proposal
+
+
+@pytest.mark.parametrize("layout", ["table of images", "tables"])
+def test_no_patient_is_in_two_splits(layout, tmp_path):
+    found = look(WRITERS[layout](tmp_path / "data"), Choices()).found
+    assert found.patients == "column patient_id"
+    splits = defaultdict(set)
+    for one in found.examples:
+        splits[one.site, one.patient].add(one.split)
+    assert len(splits) > 3 * len(SITES) and all(len(where) == 1 for where in splits.values())
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_what_is_written_is_what_is_shown_and_nothing_else_changes(layout, tmp_path):
+    root = WRITERS[layout](tmp_path / "data")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    proposal = look(root, Choices())
+    files = contents(root, proposal.found, False)
+    there = write(root, files)
+    assert there == root / "fairflare" and {p: p.read_bytes() for p in before} == before
+    assert {p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()} == set(files)
+    assert {path.parent for path in root.rglob(".*")} == set()
+    suffix = ".csv" if layout == "tables" else ".json"
+    assert set(files) == {"dataset.json", *(f"{s}{suffix}" for s in SITES), *(f"sites/{s}.yaml" for s in SITES)}
+    own = yaml.safe_load(files["sites/site-2.yaml"])
+    assert own == {"data_root": str(root.resolve()), "datalist": f"fairflare/site-2{suffix}", "min_count": 10}
+    with pytest.raises(UserError, match="fairflare exists; remove it"):
+        write(root, files)
+
+
+def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
+    root = WRITERS["tables"](tmp_path / "data")
+    files = contents(root, look(root, Choices()).found, False)
+    head, *rows = files["site-1.csv"].splitlines()
+    assert head == "outcome,x,age,age_band,sex,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
+    options = json.loads(files["dataset.json"])["options"]
+    assert options == {
+        "label": "outcome",
+        "features": "x,age",
+        "attribute_values": "age_band=40 to 59|60 to 79|under 40; sex=f|m",
+    }
+
+
+def test_splits_of_the_folder_stand_and_a_patient_in_two_is_refused(tmp_path):
+    cases = blocks(20)
+    for own in cases.values():
+        for i, case in enumerate(own):
+            case.split = five_layouts.split_of(i, len(own))
+    root = five_layouts.class_folders(tmp_path / "data", cases, splits=True)
+    proposal = look(root, Choices())
+    assert proposal.splits == ("as they are at site-1, site-2, site-10",)
+    counted = [sum(one.split == "validation" for one in proposal.found.of(site)) for site in SITES]
+    assert counted == [3, 3, 2] and proposal.found.classes == ("dark", "light")
+    rows = [
+        {"image": f"{site}/{case.split}/{case.label}/{i}.png", "label": case.label, "site": site, "split": case.split}
+        | {"patient": f"{site} no {i % 10}"}
+        for site, own in cases.items()
+        for i, case in enumerate(own)
+    ]
+    five_layouts.write_rows(root / "all.csv", rows)
+    with pytest.raises(UserError, match="init: site-1: 8 patients are in two splits; --new-splits draws them anew"):
+        look(root, Choices())
+    assert look(root, Choices(new_splits=True)).splits == ("drawn by patient at site-1, site-2, site-10",)
+
+
+def test_patients_by_folder_and_by_name(tmp_path):
+    for site in SITES[:2]:
+        for i in range(20):
+            label = ("no", "yes")[i // 2 % 2]
+            five_layouts.save(tmp_path / "a" / site / label / f"P{i // 2:02d}_slice{i % 2}.png", np.full((20, 20), i))
+            name = f"{site}/P{i // 2:02d}/{i % 2}"
+            five_layouts.save(tmp_path / "b" / f"{name}.png", np.full((20, 20), i))
+            five_layouts.save(tmp_path / "b" / f"{name}_seg.png", np.eye(20) * 255)
+    by_name, by_folder = look(tmp_path / "a", Choices()).found, look(tmp_path / "b", Choices()).found
+    assert by_name.patients == "the beginning of the files' names" and by_folder.patients == "their folders"
+    for found in (by_name, by_folder):
+        assert len({one.patient for one in found.of("site-1")}) == 10
+    alone = look(tmp_path / "a", Choices(patient="none"))
+    assert not alone.found.patients and not any(one.patient for one in alone.found.examples)
+
+
+def test_one_hospital_alone(tmp_path):
+    root = five_layouts.class_folders(tmp_path, blocks(sites=("Our Hospital",))) / "Our Hospital"
+    found = look(root, Choices()).found
+    assert found.sites == ["Our Hospital"] and found.classes == ("dark", "light")
+    with pytest.raises(UserError, match="--classes: expected the labels of the data, which have 'light' too"):
+        look(root, Choices(classes=("dark", "bright")))
+    assert look(root, Choices(classes=("light", "dark", "none"))).found.classes == ("light", "dark", "none")
+
+
+def test_links_out_are_shown_and_allowed(tmp_path):
+    root = links_to(tmp_path / "data")(tmp_path / "data")
+    (root / "site-1" / "dark" / "gone.png").symlink_to(tmp_path / "nowhere")
+    (root / "site-1" / "loop").symlink_to(root)
+    proposal = look(root, Choices())
+    files = contents(root, proposal.found, True)
+    shown = "\n".join(lines(root, proposal, files))
+    assert len(proposal.links) == 36 and "36 images are symbolic links out of" in shown
+    assert any("1 symbolic links lead nowhere" in note for note in proposal.found.notes)
+    assert yaml.safe_load(files["sites/site-1.yaml"])["links"] is True and json.loads(files["dataset.json"])["links"]
+
+
+def empty(root):
+    root.mkdir()
+
+
+def unlabelled(root):
+    for i in range(9):
+        five_layouts.save(root / f"{i}.png", np.full((9, 9), i))
+
+
+def only_sites(root):
+    for site in SITES:
+        five_layouts.save(root / site / "x.png", np.zeros((9, 9)))
+
+
+def volumes(root):
+    import nibabel
+
+    for i in range(5):
+        for kind in ("images", "masks"):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            content = np.ones((8, 8, 8), np.uint8)
+            nibabel.save(nibabel.Nifti1Image(content, np.eye(4)), root / kind / f"{i}.nii.gz")
+
+
+def smeared(root):
+    for i in range(5):
+        five_layouts.save(root / f"{i}.png", np.zeros((16, 16)))
+        five_layouts.save(root / f"{i}_mask.png", np.arange(256).reshape(16, 16))
+
+
+def no_outcome(root):
+    five_layouts.write_rows(root / "a.csv", [{"age": i, "score": i} for i in range(20)])
+
+
+def many_labels(root):
+    five_layouts.write_rows(root / "a.csv", [{"age": i, "outcome": i / 7} for i in range(80)])
+
+
+def two_spellings(root):
+    rows = [{"x": i, "label": i % 2, "site": ("North", "north")[i // 2 % 2]} for i in range(40)]
+    five_layouts.write_rows(root / "a.csv", rows)
+
+
+def few(root):
+    for label in ("dark", "light"):
+        five_layouts.save(root / "s" / label / "9.png", np.zeros((9, 9)))
+
+
+def other_columns(root):
+    five_layouts.write_rows(root / "a.csv", [{"x": 1, "label": 1}])
+    five_layouts.write_rows(root / "b.csv", [{"y": 1, "label": 1}])
+
+
+def torn(root):
+    five_layouts.flat_with_masks(root, masked())
+    (root / "site-1" / "case_3_mask.png").write_bytes(b"nothing")
+
+
+BAD = {
+    "empty": (empty, "holds no image that can be read, no table and no datalist"),
+    "unlabelled": (unlabelled, "9 images and nothing that says their labels; expected a folder for each class"),
+    "sites": (only_sites, "the folders site-1, site-10, site-2 are sites, and nothing says the labels"),
+    "volumes": (volumes, "array of shape .*; volumes are to be cut into slices first"),
+    "smeared": (smeared, "at most 8 whole pixel values beside 0, got 255.*masks kept as JPEG lose their values"),
+    "no outcome": (no_outcome, "init: --label COLUMN says which; the table has: age, score"),
+    "many labels": (many_labels, "80 different labels, such as '0.0', are no classes"),
+    "two spellings": (two_spellings, "sites 'North' and 'north' differ by upper and lower case alone"),
+    "few": (few, "data: expected at least 3 patients or examples to divide, got 2"),
+    "columns": (other_columns, "b.csv: expected the columns of a.csv; differs in x, y"),
+    "torn": (torn, "site-1/case_3_mask.png: cannot be read as an image"),
+    "missing": (lambda root: None, "init: expected a folder, got"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_folders_give_one_clear_line(name, tmp_path, capsys):
+    make, message = BAD[name]
+    make(tmp_path / "data")
+    code, out, err = call(capsys, "init", tmp_path / "data", "--yes")
+    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err and not out
+    assert re.search(message, err), err
+    assert not list(tmp_path.rglob("fairflare")) and not list(tmp_path.rglob(".fairflare*"))
+
+
+def test_nothing_is_written_without_a_yes(tmp_path, capsys):
+    root = WRITERS["classes"](tmp_path / "data")
+    code, out, err = call(capsys, "init", root)
+    assert code == 2 and "expected --yes or --dry-run" in err and not out
+    code, out, _ = call(capsys, "init", root, "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["sites"]["site-2"] == {"train": 8, "val": 2, "test": 2, "patients": None}
+    assert not (root / "fairflare").exists()
+    assert "--kind: expected classification" in call(capsys, "init", root, "--dry-run", "--kind", "tabular")[2]
+    (root / "fairflare").mkdir()
+    assert "exists; remove it to look at the folder anew" in call(capsys, "init", root, "--yes")[2]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    root = WRITERS["classes"](tmp_path / "data")
+    root.chmod(stat.S_IREAD | stat.S_IEXEC)
+    with pytest.raises(UserError, match="cannot be written to"):
+        write(root, {"a": "b"})
+    root.chmod(stat.S_IRWXU)
+
+
+def test_nothing_is_half_written(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    root = WRITERS["classes"](tmp_path / "data")
+    before = sorted(root.rglob("*"))
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(UserError, match="cannot be written to .No space left on device"):
+        write(root, {"dataset.json": "{}", "sites/a.yaml": ""})
+    assert sorted(root.rglob("*")) == before
+
+
+RUNS = {**WRITERS, "links": None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", RUNS)
+def test_each_layout_goes_from_init_over_preflight_to_a_run(layout, tmp_path, capsys):
+    root = (RUNS[layout] or links_to(tmp_path / "data"))(tmp_path / "data")
+    code, out, err = call(capsys, "init", root, "--yes")
+    assert code == 0 and f"fairflare run fedavg --data {root}" in out and not err
+    code, out, err = call(capsys, "preflight", root, "--json")
+    found = json.loads(out)
+    assert code == 0 and list(found) == list(SITES), (out, err)
+    assert not [one for own in found.values() for one in own if one["level"] == "error"]
+    assert "no 3" not in out and str(tmp_path) not in out
+    code, out, _ = call(capsys, "preflight", root / "fairflare" / "sites" / "site-2.yaml", "--json")
+    assert code == 0 and json.loads(out) == found["site-2"]
+    run = tmp_path / "run"
+    code, out, err = call(capsys, "run", "fedavg", "--data", root, "--rounds", "1", "--out", run, "--json")
+    assert code == 0, err
+    report = json.loads(out)["report"]
+    assert list(report["sites"]) == list(SITES)
+    described = json.loads((root / "fairflare" / "dataset.json").read_text())
+    for site, row in report["sites"].items():
+        assert (row["n_train"], row["n_test"]) == (described["sites"][site]["train"], described["sites"][site]["test"])
+    for path in run.rglob("*"):
+        if path.suffix in (".jsonl", ".html", ".txt") or path.name == "report.json":
+            text = path.read_text()
+            assert "no 3" not in text and "case_3" not in text and str(tmp_path / "elsewhere") not in text
