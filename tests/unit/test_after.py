@@ -440,10 +440,10 @@ def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, ans
 def test_parts_that_are_more_than_the_whole_are_refused(numbers):
     """They would weigh in the mean of a group."""
     after = After("conformal", Conformal(), GROUPED)
-    (found, rejections) = after._inspect([Answer("a", 2, adjusted=numbers)], Round(2, 2), {"a": 100})
+    found, _, rejections = after._inspect([Answer("a", 2, adjusted=numbers)], Round(2, 2), {"a": 100})
     assert not found and [r.code for r in rejections] == ["count_mismatch"]
     fine = {"n": 30.0, "n/young": 15.0, "n/old": 15.0, "n_risk": 30.0, "n_risk/old": 15.0, "own.risk/old": 0.5}
-    assert after._inspect([Answer("a", 2, adjusted=fine)], Round(2, 2), {"a": 100}) == ({"a": fine}, [])
+    assert after._inspect([Answer("a", 2, adjusted=fine)], Round(2, 2), {"a": 100}) == ({"a": fine}, {}, [])
 
 
 def test_what_holds_for_all_is_the_servers_own_finding():

@@ -7,11 +7,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairflare.clinic.site_config import stricter
 from fairflare.core.schema import Answer
 from fairflare.core.types import Number
-from fairflare.privacy.counts import released
+from fairflare.privacy.counts import released, released_unions
 from fairflare.privacy.egress import Egress, EgressRefused
 
 
@@ -198,3 +200,22 @@ def test_with_secure_sums_sealed_numbers_leave_and_plain_ones_do_not():
 def test_what_is_sealed_is_checked(egress, task, answer):
     with pytest.raises(EgressRefused):
         check(egress, task, **answer)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(0, 15),
+    st.integers(2, 12),
+)
+def test_no_small_union_follows_by_subtraction(groups, unknown, least):
+    """Neither what a released union leaves over of itself beside the groups that are shown, nor what all leave over."""
+    counts, of = [n for n, _ in groups], [union for _, union in groups]
+    shown = released(counts, least, unknown)
+    free = released_unions(counts, of, shown, least, unknown)
+    hidden = [sum(n for n, u, s in zip(counts, of, shown) if u == k and not s) for k in range(len(free))]
+    for k, may in enumerate(free):
+        size = sum(n for n, u in zip(counts, of) if u == k)
+        assert not may or (size == 0 or size >= least) and (hidden[k] == 0 or hidden[k] >= least)
+    rest = unknown + sum(n for n, may in zip(hidden, free) if not may)
+    assert rest == 0 or rest >= least or not any(may and n for n, may in zip(hidden, free))

@@ -26,6 +26,7 @@ from fairflare.core.schema import (
 from fairflare.core.types import Outline, Round
 from fairflare.federation import field_checks
 from fairflare.federation.checks import checked_seconds
+from fairflare.federation.clinical import View
 from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.received import check_received
 from fairflare.federation.traffic import Traffic
@@ -54,8 +55,10 @@ def sums_of_two(value):
         raise ValueError("expected 2 sums")
 
 
+VIEW = View()
 EGRESS = Egress(
-    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True, sums=sums_of_two, adjusted=ADJUSTED, benefit=BENEFIT
+    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True, sums=sums_of_two, adjusted=ADJUSTED, benefit=BENEFIT,
+    clinical=lambda value, as_binned: VIEW.checked(value, least=3, as_binned=as_binned),
 )  # fmt: skip
 RESULTS = {"val": {"auc": 0.5}, "test": {"auc": 0.6}, "n": {"val": 3.0, "test": 4.0}, "groups": {"val": {}, "test": {}}}
 VALUES = {
@@ -73,6 +76,7 @@ VALUES = {
     "sums": [3.0, 1.0],
     "adjusted": {"own.slope": 0.5},
     "benefit": {"n": 30.0, "solo.auc": 0.5},
+    "clinical": {"n": 30.0, "brier": 0.2, "positives": 12.0, "flagged": 9.0, "true_positives": 8.0},
 }
 """A good value of every field that is not the transport's own."""
 BAD = {
@@ -104,6 +108,15 @@ BAD = {
     "sums": [[3.0], [3.0, -1.0], [3.0, math.nan], {"sum": 3.0}, [3.0, 4.0]],
     "adjusted": [{"own.slope": 91.0}, {"own.slope": math.nan}, {"age": 0.5}, [0.5]],
     "benefit": [{"solo.auc": 1.5}, {"solo.auc": math.nan}, {"solo.age": 0.5}, [0.5]],
+    "clinical": [
+        {"n": 2.0, "brier": 0.2},
+        {"n": 30.0, "brier": 91.0},
+        {"n": 30.0, "age": 0.5},
+        {"n": 30.0, "positives": 28.5},
+        {"n": 30.0, "positives": 29.0},
+        {"brier": 0.2},
+        [0.5],
+    ],
 }
 """Wrong values of every field."""
 CASES = [(name, value) for name, values in BAD.items() for value in values]
@@ -198,8 +211,8 @@ def test_the_gate_refuses_or_drops_a_wrong_value_of_every_field(name, value):
         assert refused or "diary" not in found["site-1"]["personal"]
         assert refused or not found["site-1"]["personal"]["test"] or found["site-1"]["personal"]["test"] == {"auc": 0.6}
         return
-    if name in ("sums", "adjusted", "benefit"):
-        return  # tests/unit/test_after.py, test_benefit.py
+    if name in ("sums", "adjusted", "benefit", "clinical"):
+        return  # tests/unit/test_after.py, test_benefit.py, tests/attacks/test_clinical_attacks.py
     if name == "sealed":
         return  # without secure sums nobody reads it; tests/unit/test_secure_sums.py
     verdict = GATE.inspect([changed, dataclasses.replace(good("train"), site="site-2")], MODEL, 2, {})

@@ -118,6 +118,7 @@ RANGES = {
     "evaluation": "by the task; 0 to 1e+06 for losses, 0 to 1 for others",
     "sealed": "bytes of a fixed length; text of a fixed form",
     "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
+    "clinical": "counts of at least the site's minimum; means by their meaning",
     "adjusted": "by the step, [after.md](after.md)",
     "benefit": "0 to 1, -1 to 1 for differences, [benefit.md](benefit.md)",
 }

@@ -148,15 +148,16 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parts_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Parts in place of the method's own, each the same as ``--set`` with its kind."""
+    """Parts in place of the method's own and the step after the last round: the same as ``--set`` with its kind."""
 
     @click.option("--trainer", metavar="ID", help="Another trainer than METHOD's, or another method's: scaffold.")
     @click.option("--rule", metavar="ID", help="Another rule: moon --rule fedheal is fedheal --trainer moon.")
     @click.option("--selector", metavar="ID", help="Another selector; see `fairflare list --parts`.")
     @click.option("--server-optimizer", metavar="ID", help="Another server optimizer.")
+    @click.option("--after", metavar="STEP", help="After the last round: recalibrate or conformal; see docs/after.md.")
     @functools.wraps(command)
     def with_parts(*, pairs: tuple[str, ...], **others: Any) -> None:
-        named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer")}
+        named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer", "after")}
         command(pairs=(*pairs, *(f"{kind}={id}" for kind, id in named.items() if id is not None)), **others)
 
     return with_parts

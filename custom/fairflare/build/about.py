@@ -6,11 +6,14 @@ The report is made from the run folder alone: it loads no task and no method.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.build.clinical import view_of
 from fairflare.build.config import RunConfig
 from fairflare.clinic.metrics import described
 from fairflare.core.types import PERSONAL
+from fairflare.federation.clinical import NOTHING, View
 
 if TYPE_CHECKING:
     from fairflare.build.parts import Parts
@@ -27,10 +30,12 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         counted: "personal" where the results are those of the sites' own models, else absent; title, real, simulated,
         drawn, classes, headline and primary endpoint of the task; sites: name -> description, in the task's order;
         domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
-        the papers' tables; groups: names, in order; group_metric: what a group's value is; metrics: name -> label,
-        meaning, chance, higher_is_better; numbers: name -> meaning of the numbers that sites report beside the update.
+        the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
+        is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
+        name -> label, meaning, chance, higher_is_better; numbers: name -> meaning of what sites report beside the
+        update.
     """
-    task = parts.task
+    task, view = parts.task, view_of(config, parts)
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     own = {"counted": PERSONAL} if parts.counts_own else {}
@@ -47,9 +52,14 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         **({"domains": domains} if domains else {}),
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),
+        **({} if view is NOTHING else {"clinical": _clinical(task.classes, view)}),
         "group_metric": "accuracy" if task.class_labels else task.headline,
         "metrics": described(dict.fromkeys((*parts.metrics, task.headline, "accuracy")), len(task.classes)),
         "numbers": {
             number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
         },
     }
+
+
+def _clinical(classes: Sequence[str], view: View) -> dict[str, Any]:
+    return {"event": None if view.event is None else classes[view.event], "threshold": view.threshold}

@@ -15,6 +15,7 @@ from fairflare.federation.after.conformal import Conformal
 from fairflare.federation.after.recalibrate import Recalibrate
 from fairflare.federation.after.server import After
 from fairflare.federation.after.site import AfterAtSite, after_file
+from fairflare.federation.clinical import View
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, masked_sizes
 
@@ -56,12 +57,12 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
     return Shape(len(parts.task.classes), parts.task.class_labels, () if by_label else parts.grouping.names)
 
 
-def at_server(config: RunConfig, parts: Parts) -> After | None:
-    """The server's side."""
+def at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
+    """The server's side; ``view``: what sites say of calibration and decisions."""
     step = step_of(config)
     if step is None:
         return None
-    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, _remark(step, parts))
+    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, _remark(step, parts), view)
 
 
 def at_site(config: RunConfig, parts: Parts, min_count: int | None, memory: Path | None) -> AfterAtSite | None:

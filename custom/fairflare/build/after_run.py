@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.build.after import at_server
+from fairflare.build.clinical import view_of
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.local import SITES, LocalSites
 from fairflare.build.parts import build_parts
@@ -40,7 +41,7 @@ def step_after(
     parts = build_parts(config)
     if parts.has_personal:
         raise UserError(f"{config.method}: keeps personal models at the sites; run it with --set after={config.after}")
-    after = at_server(config, parts)
+    after = at_server(config, parts, view_of(config, parts))
     assert after is not None  # the configuration names one
     parts.task.check_data()
     last = Round(config.training["rounds"], config.training["rounds"])

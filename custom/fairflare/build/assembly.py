@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairflare.build import after, benefit, tasks
+from fairflare.build import after, benefit, clinical, tasks
 from fairflare.build.about import about
 from fairflare.build.chosen import composed_title
 from fairflare.build.config import RunConfig, site_of_client
@@ -75,7 +75,7 @@ def build_federation(
         "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
         "versions": versions(),
     }
-    numbers = parts.scalars(anchored=False)
+    numbers, view = parts.scalars(anchored=False), clinical.view_of(config, parts)
     gate = Gate(
         trainable=parts.trainable,
         scalars=numbers,
@@ -86,6 +86,7 @@ def build_federation(
         metrics=parts.metrics,
         personal=parts.personal,
         personal_results=parts.has_personal,
+        view=view,
     )
     return Federation(
         rule=parts.rule,
@@ -109,7 +110,7 @@ def build_federation(
         trainer=parts.trainer,
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
-        after=after.at_server(config, parts),
+        after=after.at_server(config, parts, view),
         choice=choice_of(config, parts.task.headline),
         benefit=benefit.at_server(config, parts),
     )
@@ -144,7 +145,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def allowed(parts: Parts, secure_sum: str) -> Egress:
-    """What may leave a site in this run."""
+    """What of that a method's parts and its task say."""
     secret = secure_sum != NONE
     return Egress(
         model=parts.shared,
@@ -157,10 +158,16 @@ def allowed(parts: Parts, secure_sum: str) -> Egress:
     )
 
 
-def leaves(config: RunConfig, parts: Parts) -> Egress:
-    """What may leave a site in this run, in its rounds and after them."""
+def leaves(config: RunConfig, parts: Parts, min_count: int | None) -> Egress:
+    """What may leave a site in this run, in its rounds and after them.
+
+    Args:
+        config: the run.
+        parts: its objects.
+        min_count: the fewest patients whose numbers leave; None: none do.
+    """
     egress = after.may_leave(config, parts, allowed(parts, config.secure_sum))
-    return benefit.may_leave(config, parts, egress)
+    return clinical.may_leave(config, parts, benefit.may_leave(config, parts, egress), min_count)
 
 
 def scorer(parts: Parts, batch_size: int) -> Score:
@@ -250,7 +257,8 @@ def build_site(
         groups=parts.grouping.names,
         min_count=min_count,
         memory=kept,
-        egress=leaves(config, parts),
+        egress=leaves(config, parts, min_count),
+        clinical=clinical.at_site(config, parts, min_count, name),
         after=after.at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit.at_site(config, parts, memory),

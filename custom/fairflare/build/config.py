@@ -47,6 +47,7 @@ RUN_KEYS = (
     "mask_neighbours",
     "mask_bits",
     "max_norm_ratio",
+    "threshold",
     "clip_updates",
     "clip_at",
     "clip_memory",
@@ -118,6 +119,7 @@ class RunConfig:
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``federation.benefit``.
+        threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -158,6 +160,7 @@ class RunConfig:
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
+    threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 

@@ -34,6 +34,7 @@ LATER: Mapping[str, Any] = {
     "best_weight": 0.5,
     "headline": "final",
     "solo": False,
+    "threshold": None,
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {"heart": {"reference": False, "scaling": "centre"}}

@@ -125,6 +125,10 @@ class Task(ABC):
     """Sensitive attribute -> its known values, as the data spell them; any other value means unknown."""
     class_labels: ClassVar[bool] = True
     """Whether every example has one class; False for segmentation."""
+    class_of_interest: ClassVar[str] = ""
+    """The class whose risk is looked at for calibration and decisions; of two the second unless said otherwise."""
+    threshold: ClassVar[float] = 0.5
+    """The risk of that class from which on a patient is flagged, unless a run says otherwise."""
     presets: ClassVar[Mapping[str, Preset]]
 
     @abstractmethod

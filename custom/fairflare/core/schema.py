@@ -29,7 +29,7 @@ TaskName = Literal[
 ]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
-    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "name", "error",
+    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "clinical", "name", "error",
 ]  # fmt: skip
 """What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
 Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
@@ -42,6 +42,8 @@ answer to "weigh"; "masked": so does it, as a share of a sum that nobody can rea
 """
 HIDDEN_METRICS = ("loss", "train_loss")
 """Metrics of a round that say much the same as the numbers which secure sums hide."""
+IN_USE = "in_use"
+"""The order in "evaluate" which says that the site uses this model: its calibration and decisions are asked for."""
 MASKED = "masked"
 """In place of "diff" in ``Answer.update_kind``: nobody can read the update alone."""
 SPLITS = ("val", "test")
@@ -145,7 +147,10 @@ class Instruction:
         }
     )
     orders: Mapping[str, float] = _field(
-        "orders", 'numbers from the rule for this site alone; in "adjust" the sums of all sites', default={}
+        "orders",
+        'numbers from the rule for this site alone; in "adjust" the sums of all sites; in "evaluate" whether the site '
+        "uses this model",
+        default={},
     )
     sealed: Mapping[str, Any] = _field(
         "sealed",
@@ -223,6 +228,11 @@ class Answer:
     benefit: Any = _field(
         "benefit", "what joining gives: metrics of both models on the test split, intervals of the differences",
         default={}, exchanges=_BENEFIT,
+    )  # fmt: skip
+    clinical: Any = _field(
+        "clinical", "calibration and decisions of the model that the site uses, on its test split: means, and counts "
+        "per bin of the risk; after the last round, of one model",
+        default={}, exchanges=("evaluate", "adjust"),
     )  # fmt: skip
     error: str | None = dataclasses.field(
         default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}

@@ -50,11 +50,22 @@ class Asked:
             total: the sums over all sites that results are asked for with; None: the site's own sums are asked for.
         """
         question = _question(model, sites, total)
-        if total is not None and "model" not in self._first:
+        if total is not None and "sites" not in self._first:
             raise AskedAgain("results before the sums")
         for name, value in question.items():
             if self._first.get(name, value) != value:
                 raise AskedAgain(f"another {name} than the first after the last round")
+
+    def is_of(self, model: str) -> bool:
+        """Whether nothing was asked so far of another model; from now on nothing will be answered of another.
+
+        Args:
+            model: hash of the model that the site is said to use.
+        """
+        if self._first.get("model", model) != model:
+            return False
+        self._note({"model": model})
+        return True
 
     def keep(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
         """Take note of what was checked and is about to be answered."""

@@ -25,6 +25,7 @@ from fairflare.federation.checks import (
     is_number,
     left_out,
 )
+from fairflare.federation.clinical import CLINICAL, NOTHING, View
 from fairflare.federation.count_checks import check_counts
 from fairflare.federation.field_checks import CHECKS, Against
 from fairflare.federation.update_form import Form, Measured
@@ -66,6 +67,7 @@ class Gate:
             nothing of them.
         personal: entries that stay at the sites: an update must not hold them, and a rule sees them unchanged.
         personal_results: whether sites report results of personal models.
+        view: what sites may say of calibration and decisions of the model that they use.
     """
 
     trainable: frozenset[str]
@@ -78,6 +80,7 @@ class Gate:
     tensors: Mapping[str, Slot] = field(default_factory=dict)
     personal: frozenset[str] = frozenset()
     personal_results: bool = False
+    view: View = NOTHING
 
     def shared(self, model: StateDict) -> StateDict:
         """``model`` without the entries that stay at the sites."""
@@ -226,6 +229,7 @@ def inspect_evaluation(
     groups: Sequence[str] = (),
     metrics: Ranges | None = None,
     personal: bool = False,
+    view: View = NOTHING,
 ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
     """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections.
 
@@ -235,11 +239,14 @@ def inspect_evaluation(
         groups: names of the run's groups.
         metrics: name -> range; None: any name.
         personal: whether a site may report the same of its personal model, which then stands under "personal".
+        view: what a site may say of calibration and decisions, which then stands under "clinical".
     """
 
     def check(answer: Answer) -> dict[str, Any]:
         check_tag(answer, round)
         found = _checked_splits(answer.metrics, groups, metrics)
+        if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
+            found[CLINICAL] = clinical
         if isinstance(answer.personal, Mapping) and not answer.personal:
             return found
         if not personal:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.schema import flat
+from fairflare.core.schema import IN_USE, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
 from fairflare.federation.after.server import After
@@ -23,6 +23,7 @@ from fairflare.federation.audit import AuditLog, model_hash
 from fairflare.federation.benefit.server import Benefit
 from fairflare.federation.best import Best, Choice, check_files
 from fairflare.federation.checks import Rejection, silent
+from fairflare.federation.clinical import CLINICAL
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.entries import by_site, round_entry, too_few
 from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
@@ -373,10 +374,13 @@ class Federation:
     def _evaluate(self, standing: Checkpoint) -> dict[str, dict[str, Any]]:
         """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
         present, away = self._participation.of(self.transport.sites())
-        sites, rejections = self._results(dict.fromkeys(present, standing.model))
-        own, more = self._results({site: standing.models[site] for site in sites if site in standing.models})
+        used = standing.models if self.rule.counts_own else {}
+        sites, rejections = self._results(dict.fromkeys(present, standing.model), set(present) - set(used))
+        own, more = self._results({site: standing.models[site] for site in sites if site in standing.models}, used)
         for site, found in own.items():
             sites[site][PERSONAL] = found.get(PERSONAL, found)
+            if CLINICAL in found:
+                sites[site][CLINICAL] = found.pop(CLINICAL)
         rejected = by_site(more + rejections + self._participation.absent(away))
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
         return sites
@@ -392,7 +396,7 @@ class Federation:
         if best is not last:
             model = self._best.model()
             present, _ = self._participation.of(self.transport.sites())
-            sites, rejections = self._results(dict.fromkeys(present, model), Round(best.round, self.rounds))
+            sites, rejections = self._results(dict.fromkeys(present, model), round=Round(best.round, self.rounds))
         shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
         values = {"best": dict(best.values), "last": dict(last.values)}
         found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
@@ -430,15 +434,24 @@ class Federation:
         self._log("benefit", **found, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
-        self, models: Mapping[str, StateDict], round: Round | None = None
+        self, models: Mapping[str, StateDict], used: Collection[str] = (), round: Round | None = None
     ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
-        """Site -> its accepted results of the model that it is sent, which ``round`` left, and the rejections."""
+        """Site -> its accepted results of the model that it is sent, and the rejections.
+
+        Args:
+            models: site -> model.
+            used: the sites that use what they are sent, or their own version of it.
+            round: the one that left the models; None: the last.
+        """
         last = round or Round(self.rounds, self.rounds)
-        asked = {site: Instruction("evaluate", last, model) for site, model in models.items()}
+        orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
+        asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
         with self._backlog.while_sites(Beside.EVALUATION):
             answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
-        sites, rejections = inspect_evaluation(answers, last.number, self.groups, gate.metrics, gate.personal_results)
+        sites, rejections = inspect_evaluation(
+            answers, last.number, self.groups, gate.metrics, gate.personal_results, gate.view
+        )
         return sites, rejections + silent(asked, answers)
 
     def _log(self, event: str, **content: Any) -> dict[str, Any]:

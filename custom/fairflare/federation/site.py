@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fairflare.core.execution import Execution, memory_findings
 from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.schema import Slot, flat, nested
+from fairflare.core.schema import IN_USE, Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
-from fairflare.federation.after.base import Cases
+from fairflare.federation.after.base import Cases, Condense, plain
 from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
@@ -26,6 +26,7 @@ from fairflare.federation.asked import Asked, AskedAgain, check_last
 from fairflare.federation.audit import model_hash
 from fairflare.federation.benefit.alone import Alone
 from fairflare.federation.benefit.measured import ROUNDS, Pair, measured
+from fairflare.federation.clinical_site import ClinicalAtSite
 from fairflare.federation.evaluation import Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction
@@ -68,6 +69,7 @@ class Site:
         keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
         describe: what it keeps of its training inputs, for new ones, with the final model.
         alone: the model that it trains by itself; None: the run does not ask what joining gives.
+        clinical: says how well calibrated the model is that it uses; None: it does not.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Site:
     keeps_best: bool = False
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
     alone: Alone | None = None
+    clinical: ClinicalAtSite | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -271,7 +274,15 @@ class Site:
             n_examples=self._examples.size("train"),
             metrics=shared,
             personal=personal,
+            clinical=self._clinical(instruction, instruction.model if own is None else own),
         )
+
+    def _clinical(self, instruction: Instruction, model: StateDict) -> Mapping[str, float]:
+        """How well the loaded ``model`` is calibrated, if it is the one that the site uses after the last round."""
+        last = instruction.round == Round(self.training.rounds, self.training.rounds)
+        if self.clinical is None or not last or not instruction.orders.get(IN_USE):
+            return {}
+        return self.clinical.of_model(self._condensed("test")) if self.asked.is_of(model_hash(model)) else {}
 
     def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
@@ -290,7 +301,14 @@ class Site:
         self.asked.check(model, sites, total)
         self.asked.keep(model, sites, total)
         found = self.after.adjust(total, self._cases, model)
-        return Answer(site=self.name, round=instruction.round.number, adjusted=found)
+        clinical = self._clinical_after() if self.clinical is not None else {}
+        return Answer(site=self.name, round=instruction.round.number, adjusted=found, clinical=clinical)
+
+    def _clinical_after(self) -> Mapping[str, float]:
+        """The same of the loaded model once the step has changed its risks, or the threshold."""
+        assert self.after is not None and self.clinical is not None
+        changed, threshold = self.after.changes(self._cases("test"))
+        return self.clinical.after(self._condensed("test"), changed, threshold)
 
     def _solo(self, instruction: Instruction, seed: int) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
@@ -311,6 +329,7 @@ class Site:
             receives={},
             egress=None,
             after=None,
+            clinical=None,
             alone=None,
             keeps_best=False,
         )
@@ -338,8 +357,10 @@ class Site:
 
     def _cases(self, split: SplitName) -> Cases:
         assert self.after is not None
+        return self._condensed(split, self.after.step.condense)
+
+    def _condensed(self, split: SplitName, condense: Condense = plain) -> Cases:
         batches = self._examples.fixed(split, self.training.batch_size)
-        condense = self.after.step.condense
         return Cases(*predict(self.network, batches, self.execution.device, condense, self.stop_if_aborted))
 
     def _personal(self, instruction: Instruction) -> StateDict | None:

@@ -82,7 +82,7 @@ class EgressFilter(DXOFilter):
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
             parts = build_parts(config, at_site=True)
-            self._egress = leaves(config, parts)
+            self._egress = leaves(config, parts, config.min_count)
         metrics = {} if model.metrics == ANSWERED else model.metrics or {}
         found = dataclasses.replace(
             answer_from_model(model, site=""),

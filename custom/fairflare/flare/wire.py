@@ -89,7 +89,7 @@ def validation_from_shareable(shareable: Shareable) -> Instruction:
 def validation_answer(answer: Answer) -> Answer:
     """An answer to "evaluate" as FLARE's workflows read it: one number per name, no groups and no counts."""
     flat = {f"{split}_{name}": value for split in SPLITS for name, value in answer.metrics.get(split, {}).items()}
-    return dataclasses.replace(answer, metrics=flat, personal={}, n_examples=None)
+    return dataclasses.replace(answer, metrics=flat, personal={}, clinical={}, n_examples=None)
 
 
 def by_split(metrics: dict[str, float]) -> dict[str, dict[str, float]]:

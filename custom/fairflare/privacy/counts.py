@@ -32,3 +32,26 @@ def released(counts: Sequence[int], min_count: int | None, unknown: int = 0) -> 
             hidden.add(k)
             total, cells = total + counts[k], cells + 1
     return [k not in hidden for k in range(len(counts))]
+
+
+def released_unions(
+    counts: Sequence[int], of: Sequence[int], shown: Sequence[bool], min_count: int | None, unknown: int = 0
+) -> list[bool]:
+    """Whether the count of each union of groups may leave a site that also releases some groups' own counts.
+
+    From a union's count and those of the groups in it that are known, the rest of it follows: so both the unions and
+    what is not shown of them must be free to leave (``released``).
+
+    Args:
+        counts: examples per group, >= 0.
+        of: group -> index of the union that it is a part of.
+        shown: group -> whether its own count is released.
+        min_count: see ``released``.
+        unknown: examples in no group.
+    """
+    sizes, rest = ([0] * (max(of, default=-1) + 1) for _ in range(2))
+    for count, union, known in zip(counts, of, shown, strict=True):
+        sizes[union] += count
+        rest[union] += 0 if known else count
+    pairs = zip(released(sizes, min_count, unknown), released(rest, min_count, unknown))
+    return [whole and hidden for whole, hidden in pairs]

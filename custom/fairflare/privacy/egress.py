@@ -47,6 +47,7 @@ class Egress:
         adjusted: numbers of what came of that step.
         sealed_sums: how many bytes these sums may have when they are sealed.
         benefit: numbers of what joining gives the site; none: the run does not ask for it.
+        clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.
     """
 
     model: StateDict
@@ -60,6 +61,7 @@ class Egress:
     adjusted: tuple[Number, ...] = ()
     sealed_sums: range = range(0)
     benefit: tuple[Number, ...] = ()
+    clinical: Callable[[Any, bool], Any] | None = None
 
     def check(self, task: str, answer: Answer) -> None:
         """Raise EgressRefused unless every field of an answer to ``task`` is on the list; masks come after this."""
@@ -104,6 +106,16 @@ class Egress:
             self.sums(value)
         except ValueError as error:
             raise EgressRefused(f"sums: {error}") from None
+
+    def _check_clinical(self, value: Any, field: _Field) -> None:
+        if isinstance(value, Mapping) and not value:
+            return
+        if not field.here or self.clinical is None:
+            raise EgressRefused("clinical: not in this exchange or this run")
+        try:
+            self.clinical(value, field.task == "evaluate")
+        except Exception as error:  # its text may hold numbers
+            raise EgressRefused(f"clinical: {type(error).__name__}") from None
 
     def _check_count(self, value: Any, field: _Field) -> None:
         if value is not None:
@@ -250,6 +262,7 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     "seconds": lambda egress, value, field: _check_numbers("seconds", value, field.bounds(PHASES)),
     "sealed": Egress._check_sealed,
     "sums": Egress._check_sums,
+    "clinical": Egress._check_clinical,
     "adjusted": lambda egress, value, field: check_scalars(value, egress.adjusted if field.here else ()),
     "benefit": lambda egress, value, field: check_scalars(value, egress.benefit if field.here else ()),
 }

@@ -96,6 +96,7 @@ def table(comparison: Json) -> list[dict[str, str]]:
     has no wins.
     """
     shown = ("mean", "worst", "std", "gap", *PERSONAL, "clean", "corrupted", "group_disparity", "worst_group")
+    shown += ("calibration_worst", "brier_worst", "ece_worst")
     quantities = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:

@@ -18,7 +18,10 @@ MOST_ROWS, WHOLE = 60, 1_000_000
 """Sites that a page or a Markdown file shows, and what leaves out nothing: CSV and JSON have all."""
 MOST_PAIRS = 20
 """Rows of the paired differences from which on a page leaves out the quantities that say much the same as others."""
-RELATED = frozenset(("std_sample", "variance", "jain", "gini", "bottom_decile", "domain_std", "eo_gap"))
+RELATED = frozenset(
+    ("std_sample", "variance", "jain", "gini", "bottom_decile", "domain_std", "eo_gap")
+    + ("calibration_mean", "brier_mean", "ece_mean")
+)
 SIGNED = Form(signed=True)
 
 

@@ -23,6 +23,7 @@ MUST_AGREE = {
     "the grouping": lambda run: (run.get("groups") or {}).get("by"),
 }
 DATA_SEED = "data_seed"
+AFTER = "after"
 NO_OBJECTIVE = ("precision",)
 """Training settings that change neither what is minimised nor how, but only the numbers' format."""
 USUAL = {"selector": "all", "server_optimizer": "none"}
@@ -151,7 +152,13 @@ def _make(run: Json) -> Json:
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
     parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
-    return {**(run["training"] or {}), **(method["settings"] or {}), **parts}
+    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **_after(method)}
+
+
+def _after(method: Json) -> Json:
+    """The step after the last round; {} without one, as in reports that name none."""
+    step = method.get("after") or {}
+    return {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in step.items()}
 
 
 def _distinguished(own: Json, keys: Sequence[str]) -> list[str]:
@@ -174,7 +181,11 @@ def _labels(runs: Sequence[Json]) -> list[str]:
     labels = []
     for own, name in zip(makes, titles, strict=True):
         twins = [make for make, other in zip(makes, titles, strict=True) if other == name]
+        # Settings of a step tell apart those that take it.
+        stepped = [twin for twin in twins if twin.get(AFTER) == own.get(AFTER)]
         keys = sorted(set().union(*twins))
-        unlike = [key for key in keys if len({canonical(twin.get(key)) for twin in twins}) > 1]
+        among = {key: stepped if key.startswith(f"{AFTER}.") else twins for key in keys}
+        unlike = [key for key in keys if len({canonical(twin.get(key)) for twin in among[key]}) > 1]
+        unlike = [key for key in unlike if key != AFTER or key in own]
         labels.append(", ".join([name, *_distinguished(own, unlike)]))
     return labels

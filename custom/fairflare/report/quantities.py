@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.clinical_quantities import QUANTITIES as CLINICAL
+from fairflare.report.clinical_quantities import clinical_quantities
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
 from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
 from fairflare.report.match import data_seed
@@ -38,11 +40,12 @@ NAMES = {
     "equalised_odds": "equalised odds gap",
     "demographic_parity": "demographic parity gap",
     "variance_vs_solo": "variance over sites relative to solo",
+    **CLINICAL,
 }
 QUANTITIES = tuple(NAMES)
 LOWER_IS_BETTER = frozenset(
     ("std", "std_sample", "variance", "gini", "gap", "group_disparity", "personal_std", "domain_std")
-    + ("domain_std_sample", "eo_gap", "equalised_odds", "demographic_parity", "variance_vs_solo")
+    + ("domain_std_sample", "eo_gap", "equalised_odds", "demographic_parity", "variance_vs_solo", *CLINICAL)
 )
 ALWAYS_HIGHER = frozenset(("jain", "worst_group"))
 """Higher is better of these whatever the metric."""
@@ -83,6 +86,7 @@ def run_row(run: Json) -> Json:
         "domain_std_sample": std(domains, ddof=1),
         **_group_fairness(run),
         "variance_vs_solo": None,
+        **clinical_quantities(run),
         "model_sha256": run["provenance"]["model_sha256"],
     }
 

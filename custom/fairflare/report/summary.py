@@ -49,11 +49,13 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
         per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``), benefit
-        (``benefit.benefit_section``, None where the run did not ask) and
+        (``benefit.benefit_section``, None where the run did not ask), clinical (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
     """
+    from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
+
     whole = read_trail(entries)
     trail = whole.of_best_model() if config.get("headline") == "best" else whole
     about = config.get("about") or {}
@@ -85,6 +87,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "personal": personal_section(trail, sites, headline, higher),
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
+        "clinical": clinical_section(whole, config, about, sites),
         "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
@@ -105,6 +108,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
             "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
+            "after": _step_of(config),
         },
         "task": {
             "id": config.get("task"),
@@ -117,6 +121,12 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},
         **{key: config.get(key) for key in ("min_responses", "grace")},
     }
+
+
+def _step_of(config: Json) -> Json | None:
+    """Name and settings of the step after the last round that is a part of the run; None: none is."""
+    name = config.get("after") or "none"
+    return None if name == "none" else {"step": name, **(config.get("after_settings") or {})}
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:

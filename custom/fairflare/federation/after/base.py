@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -24,6 +24,13 @@ Fit = Mapping[str, float]
 CALIBRATION = Literal["val", "train"]
 BY = Literal["site", "group"]
 ROUNDING = 1e-6
+Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What is kept of one batch of outputs and targets."""
+
+
+def plain(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as they are, outputs in double precision."""
+    return outputs.double(), targets
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class AfterStep(ABC):
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What is kept of one batch of outputs (N, ...) and targets."""
-        return outputs.double(), targets
+        return plain(outputs, targets)
 
     @abstractmethod
     def length(self, shape: Shape) -> int:
@@ -141,6 +148,14 @@ class AfterStep(ABC):
             fits: group's index -> what holds for its cases; -1: for all others.
             shape: of the task.
         """
+
+    def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array | None:
+        """(N, C) of class labels once ``fits`` hold, see ``values``; None: the step leaves them as they are."""
+        return None
+
+    def threshold(self, fit: Fit) -> float | None:
+        """The risk of the second class from which on a site flags a case once ``fit`` holds; None: as before."""
+        return None
 
     @property
     def needs(self) -> int:

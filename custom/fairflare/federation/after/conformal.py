@@ -118,6 +118,10 @@ class Conformal(AfterStep):
             return of_all, f"{remark}, and its few leave no room for a margin: has that of all"
         return {"threshold": found}, remark
 
+    def threshold(self, fit: Fit) -> float | None:
+        """1 - lambda with "missed" and two classes: who is flagged has at least this risk."""
+        return 1.0 - fit["threshold"] if self.loss == "missed" and "threshold" in fit else None
+
     def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:
         """Loss and size of each case at its threshold; nan where there is no threshold, or nothing to lose."""
         losses, sizes = self._curves(cases, shape)

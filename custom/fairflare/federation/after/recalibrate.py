@@ -158,6 +158,10 @@ class Recalibrate(AfterStep):
         brier = ((probabilities - truth) ** 2).sum(axis=1)
         return {"brier": brier, "calibration": probabilities[rows, top] - truth[rows, top], "log_loss": loss}
 
+    def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array:
+        """(N, C) of the recalibrated outputs."""
+        return self.probabilities(cases.outputs.numpy(), cases.members.numpy(), fits, shape)
+
     def probabilities(self, scores: Array, members: Array, fits: Mapping[int, Fit], shape: Shape) -> Array:
         """(N, C) of logits (N, C), each case by what holds for its group; softmax where nothing does."""
         moved = scores.copy()

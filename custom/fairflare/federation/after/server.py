@@ -14,6 +14,7 @@ from fairflare.core.types import MOST_EXAMPLES, Round, StateDict
 from fairflare.federation.after.base import AfterStep, Shape
 from fairflare.federation.aggregation.base import Aggregation
 from fairflare.federation.checks import Refused, Rejection, check_tag, first_good, left_out, silent
+from fairflare.federation.clinical import CLINICAL, NOTHING, View
 from fairflare.federation.field_checks import checked_numbers
 from fairflare.federation.messages import Transport
 
@@ -31,6 +32,7 @@ class After:
         shape: of the task.
         secure: whether the run has secure sums.
         remark: what a reader must know of the calibration cases.
+        view: what sites say of calibration and decisions after the step.
     """
 
     name: str
@@ -38,6 +40,7 @@ class After:
     shape: Shape
     secure: bool = False
     remark: str = ""
+    view: View = NOTHING
 
     def run(
         self,
@@ -67,9 +70,10 @@ class After:
         total = aggregation.total(transport, models, round, checked, self.step.terms(self.shape))
         asked = {site: Instruction("adjust", round, models[site], **total.told) for site in total.sites}
         answers = list(transport.exchange(asked)) if asked else []
-        found, rejections = self._inspect(answers, round, check)
+        found, clinical, rejections = self._inspect(answers, round, check)
         content = {"step": self.name, "by": self.step.by, "split": self.step.split, "needs": self.step.needs}
         content |= {"remark": self.remark, "shared": self._shared(total.told) if asked else {}, "sites": found}
+        content |= {CLINICAL: clinical} if clinical else {}
         return content, total.rejections + rejections + silent(asked, answers)
 
     def _shared(self, told: Mapping[str, Any]) -> dict[str, float]:
@@ -81,17 +85,19 @@ class After:
 
     def _inspect(
         self, answers: Sequence[Answer], round: Round, most: Mapping[str, int]
-    ) -> tuple[dict[str, Any], list[Rejection]]:
+    ) -> tuple[dict[str, Any], dict[str, Any], list[Rejection]]:
+        """Site -> its numbers, site -> those of calibration and decisions, and the rejections."""
         known = self.step.reports(self.shape, secure=self.secure)
 
-        def check(answer: Answer) -> dict[str, float]:
+        def check(answer: Answer) -> tuple[dict[str, float], dict[str, float]]:
             check_tag(answer, round.number)
-            numbers = checked_numbers(answer.adjusted, known)
-            self._check_counts(numbers, most.get(answer.site, MOST_EXAMPLES))
-            return numbers
+            numbers, many = checked_numbers(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
+            self._check_counts(numbers, many)
+            return numbers, self.view.checked(answer.clinical, numbers.get("n", many), as_binned=False)
 
         found, refused, _ = first_good(answers, check)
-        return {site: found[site] for site in sorted(found)}, left_out(refused, found)
+        clinical = {site: found[site][1] for site in sorted(found) if found[site][1]}
+        return {site: found[site][0] for site in sorted(found)}, clinical, left_out(refused, found)
 
     def _check_counts(self, numbers: Mapping[str, float], most: int) -> None:
         """Groups are parts of a split, and cases that have a metric parts of both; raises Refused."""

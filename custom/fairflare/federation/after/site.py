@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ class AfterAtSite:
     min_count: int | None = 10
     path: Path | None = None
     secure: bool = False
-    model: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._in_use: dict[int, Fit] = {}
 
     def sums(self, cases_of: CasesOf) -> list[float]:
         """All rows of sums, one after the other; of too few cases zeros."""
@@ -65,8 +67,20 @@ class AfterAtSite:
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
         fits = self._fits(own, shared)
         self._keep(own, shared, remark, model)
+        self._in_use = fits
         found = self._parameters(shared, own, rows, cases)
         return found | self._results(cases_of("test"), {"own": fits, "shared": {-1: shared[""]}})
+
+    def changes(self, cases: Cases) -> tuple[Array | None, float | None]:
+        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before.
+
+        Args:
+            cases: with the outputs of the same model.
+        """
+        if not self.shape.class_labels or not any(self._in_use.values()):
+            return None, None
+        own = self._in_use.get(-1, {}) if self.step.by == "site" else {}
+        return self.step.changed(cases, self._in_use, self.shape), self.step.threshold(own)
 
     def _chosen(self, cases: Cases) -> list[tuple[Chosen, bool]]:
         """For every row of sums: which cases, and whether so many may leave."""

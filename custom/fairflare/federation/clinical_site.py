@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's part of what ``clinical`` says of its model: which numbers may leave, and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairflare.core.seeds import derive
+from fairflare.federation.after.base import Cases, Chosen
+from fairflare.federation.clinical import BIN, DIGITS, ENDS, FAR, OF_BIN, RISK_DIGITS, Numbers, View
+from fairflare.functional import calibration as maths
+from fairflare.functional.calibration import Array, Ints
+from fairflare.privacy.counts import released, released_unions
+
+LINE = ("intercept", "slope")
+RESAMPLES = 400
+"""Samples of a split's patients that the intervals of means are from."""
+
+
+@dataclass(frozen=True)
+class ClinicalAtSite:
+    """A site's part.
+
+    Attributes:
+        view: of the run.
+        min_count: the fewest patients whose numbers leave the site; None: none leave.
+        seed: the run's, of what intervals resample.
+        name: of the site, for the same.
+    """
+
+    view: View
+    min_count: int | None = 10
+    seed: int = 0
+    name: str = ""
+
+    def of_model(self, cases: Cases) -> Numbers:
+        """What leaves of the model's risks."""
+        risks, outcomes = self._looked_at(cases, None)
+        return self._all(cases, risks, risks, outcomes, self.view.threshold)
+
+    def after(self, cases: Cases, changed: Array | None, threshold: float | None) -> Numbers:
+        """What leaves once a step has changed the risks, or the threshold.
+
+        Bins hold the patients that they held before: only their risks are new.
+
+        Args:
+            cases: of the same split, with the model's own outputs.
+            changed: (N, C) probabilities after the step; None: they stay.
+            threshold: the site's own; None: the run's.
+        """
+        if changed is None and (threshold is None or self.view.event is None):
+            return {}
+        before, outcomes = self._looked_at(cases, None)
+        risks = before if changed is None else self._looked_at(cases, changed)[0]
+        own = self.view.threshold if threshold is None else threshold
+        found = self._all(cases, before, risks, outcomes, own)
+        # With the lines before and after a step its parameters would be known, which secure sums leave at the site.
+        return {k: v for k, v in found.items() if not (self.view.secure and k.startswith(LINE))}
+
+    @property
+    def _least(self) -> int:
+        return max(self.min_count or 0, 1)
+
+    def _looked_at(self, cases: Cases, changed: Array | None) -> tuple[Array, Array]:
+        """(N,) risks and (N,) what came true, 0 or 1."""
+        from scipy.special import softmax
+
+        if not cases.n or not cases.finite:
+            return np.full(cases.n, np.nan), np.full(cases.n, np.nan)
+        plain = softmax(cases.outputs.numpy(), axis=1)
+        probabilities = plain if changed is None else changed
+        rows, labels = np.arange(cases.n), cases.targets.numpy()
+        column = plain.argmax(axis=1) if self.view.event is None else np.full(cases.n, self.view.event)
+        return probabilities[rows, column], (labels == column).astype(np.float64)
+
+    def _all(self, cases: Cases, before: Array, risks: Array, outcomes: Array, threshold: float) -> Numbers:
+        if self.min_count is None or cases.n < self._least or not cases.finite or not np.isfinite(risks).all():
+            return {}
+        everyone, ones = np.ones(cases.n, dtype=bool), outcomes == 1
+        flags = risks >= threshold
+        found: Numbers = {}
+        for where, chosen, means, classes, decided in self._free(cases, ones, flags):
+            if not means:
+                continue
+            label = f"/{where}" if where else ""
+            pick = everyone if chosen is None else chosen
+            found |= self._means(label, before[pick], risks[pick], outcomes[pick], classes)
+            if classes and not self.view.secure:
+                found[f"positives{label}"] = float(outcomes[pick].sum())
+                if decided and self.view.event is not None:
+                    found[f"flagged{label}"] = float(flags[pick].sum())
+                    found[f"true_positives{label}"] = float((flags & ones)[pick].sum())
+                if chosen is None:
+                    found |= self._bins(before, risks, outcomes)
+        return found
+
+    def _free(self, cases: Cases, ones: Chosen, flags: Chosen) -> list[tuple[str, Chosen | None, bool, bool, bool]]:
+        """Name and patients of all and of each cell, and whether their means, classes and decisions may leave."""
+        everyone = np.ones(cases.n, dtype=bool)
+        sides = [(everyone,), (ones, ~ones), (flags, ~flags)]
+        enough = [all(int(side.sum()) >= self._least for side in pair) for pair in sides]
+        found: list[tuple[str, Chosen | None, bool, bool, bool]] = [("", None, enough[0], enough[1], all(enough))]
+        members = cases.members.numpy()
+        rows = [members == g for g in range(len(self.view.of_group))]
+        if not rows:
+            return found
+        verdicts = [np.all([self._cells_free(rows, side) for side in pair], axis=0) for pair in sides]
+        for cell, name in enumerate(self.view.cells):
+            chosen = np.isin(members, [g for g, of in enumerate(self.view.of_group) if of == cell])
+            sizes = [int((chosen & side).sum()) for side in (ones, ~ones, flags, ~flags)]
+            means = bool(verdicts[0][cell]) and int(chosen.sum()) >= self._least
+            classes = means and enough[1] and bool(verdicts[1][cell]) and min(sizes[:2]) >= self._least
+            decided = classes and enough[2] and bool(verdicts[2][cell]) and min(sizes) >= self._least
+            found.append((name, chosen, means, classes, decided))
+        return found
+
+    def _cells_free(self, rows: Sequence[Chosen], kind: Chosen) -> list[bool]:
+        """Whether each cell's number of this kind of patients may leave, beside what leaves of the run's groups."""
+        shown = released([int(row.sum()) for row in rows], self.min_count, unknown=len(kind) - sum(map(np.sum, rows)))
+        sizes = [int((row & kind).sum()) for row in rows]
+        unknown = int(kind.sum()) - sum(sizes)
+        return released_unions(sizes, self.view.of_group, shown, self.min_count, unknown)
+
+    def _means(self, where: str, before: Array, risks: Array, outcomes: Array, classes: bool) -> Numbers:
+        """Number of patients, and means with their intervals; ECE and the line where there are enough of either."""
+        starts = maths.merged(before, outcomes, self._least) if classes else np.zeros(1, dtype=np.int64)
+        coarse = maths.coarser(maths.binned(risks, outcomes, starts, maths.cell_of(before)))
+        places: Ints = np.searchsorted(coarse.starts, maths.cell_of(before), side="right") - 1
+        residuals = risks - outcomes
+        generator = np.random.default_rng(derive(self.seed, "clinical", self.name, where))
+        samples = maths.resampled(residuals**2, residuals, places, generator, RESAMPLES)
+        values = {"brier": float((residuals**2).mean()), "calibration": float(residuals.mean())}
+        values |= {"ece": maths.calibration_error(coarse)} if classes else {}
+        found = {f"n{where}": float(len(risks))}
+        for (name, value), sample in zip(values.items(), samples):
+            found |= _with_ends(name, value, maths.middle(sample), where)
+        return found | (self._line(where, risks, outcomes) if classes else {})
+
+    def _line(self, where: str, risks: Array, outcomes: Array) -> Numbers:
+        fitted = maths.line_with_interval(risks, outcomes)
+        if fitted is None:
+            return {}
+        line, errors = fitted
+        found: Numbers = {}
+        for name, value, error in zip(LINE, (line.intercept, line.slope), errors):
+            ends = (max(-FAR, value - maths.Z * error), min(FAR, value + maths.Z * error))
+            found |= _with_ends(name, value, ends, where)
+        return found
+
+    def _bins(self, before: Array, risks: Array, outcomes: Array) -> Numbers:
+        starts = maths.merged(before, outcomes, self._least)
+        bins = maths.binned(risks, outcomes, starts, maths.cell_of(before))
+        return {
+            f"{BIN}{start}.{name}": round(float(value), RISK_DIGITS)
+            for name in OF_BIN
+            for start, value in zip(starts, getattr(bins, name), strict=True)
+        }
+
+
+def _with_ends(name: str, value: float, ends: tuple[float, float], where: str) -> Numbers:
+    at = {name + where: value, **{f"{name}{end}{where}": at for end, at in zip(ENDS, ends, strict=True)}}
+    return {name: round(value, DIGITS) for name, value in at.items()}

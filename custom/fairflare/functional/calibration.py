@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well predicted risks fit what came true, from counts per bin of the risk.
+
+Bins lie between points of one grid for everyone, and neighbours are merged until each holds enough cases of either
+outcome: so a bin tells nothing of few patients, and bins of several sites still have edges in common.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.functional.recalibration import LEAST_PER_CLASS, STEEPEST, UNCHANGED, Line, fitted, sums
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+CELLS = 40
+GRID: Array = np.linspace(0.0, 1.0, CELLS + 1)
+"""The risks between which bins may begin and end, 0.025 apart."""
+CURVE_BINS = 10
+"""Bins of a reliability curve, and of the ECE: no more than about so many."""
+Z = 1.959963984540054
+"""The normal distribution's 97.5 % quantile."""
+SURE = 1e-12
+"""How close to 0 and 1 a risk's logit is taken."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Sums over the cases of each bin.
+
+    Attributes:
+        starts: (B,) places in ``GRID`` where bins begin, the first 0; each ends where the next begins.
+        n: (B,) cases.
+        positives: (B,) those that it came true of.
+        risk: (B,) summed predicted risks.
+    """
+
+    starts: Ints
+    n: Array
+    positives: Array
+    risk: Array
+
+    @property
+    def edges(self) -> Array:
+        """(B + 1,) risks at which bins begin and the last one ends."""
+        return np.asarray(GRID[np.append(self.starts, CELLS)])
+
+
+def cell_of(risks: Array) -> Ints:
+    """(N,) place in ``GRID`` of the cell that each risk in [0, 1] lies in; a risk on an edge lies above it."""
+    return np.clip(np.searchsorted(GRID, risks, side="right") - 1, 0, CELLS - 1).astype(np.int64)
+
+
+def merged(risks: Array, outcomes: Array, least: int) -> Ints:
+    """Where bins begin: as many as there can be if each holds at least ``least`` cases of either outcome.
+
+    From the left a bin takes cells until it has enough; what is left over at the end goes to the last one.
+
+    Args:
+        risks: (N,) in [0, 1].
+        outcomes: (N,) 0 or 1.
+        least: > 0.
+
+    Returns:
+        (B,) places in ``GRID``, the first 0; empty where all cases together are too few.
+    """
+    cells = cell_of(risks)
+    ones = np.bincount(cells, weights=outcomes, minlength=CELLS)
+    others = np.bincount(cells, minlength=CELLS) - ones
+    starts, held = [0], np.zeros(2)
+    for cell in range(CELLS):
+        held += ones[cell], others[cell]
+        if (held >= least).all():
+            starts.append(cell + 1)
+            held = np.zeros(2)
+    return np.array(starts[:-1], dtype=np.int64)
+
+
+def binned(risks: Array, outcomes: Array, starts: Ints, cells: Ints | None = None) -> Bins:
+    """The sums of the bins that begin at ``starts``.
+
+    Args:
+        risks: (N,) in [0, 1].
+        outcomes: (N,) 0 or 1.
+        starts: (B,) see ``merged``.
+        cells: (N,) the cells that decide which bin a case is in; those of ``risks`` by default. Risks that were changed
+            afterwards keep the bins of the ones before: other bins would tell of the few cases between two edges.
+    """
+    places = np.searchsorted(starts, cell_of(risks) if cells is None else cells, side="right") - 1
+    count = len(starts)
+    return Bins(
+        starts,
+        np.bincount(places, minlength=count).astype(np.float64),
+        np.bincount(places, weights=outcomes, minlength=count).astype(np.float64),
+        np.bincount(places, weights=risks, minlength=count).astype(np.float64),
+    )
+
+
+def coarser(bins: Bins, most: int = CURVE_BINS) -> Bins:
+    """Neighbours merged until each bin holds 1 / most of all cases: what a curve and the ECE are made of."""
+    firsts = _coarse_firsts(bins.n, most)
+    n, positives, risk = (np.add.reduceat(values, firsts) for values in (bins.n, bins.positives, bins.risk))
+    return Bins(bins.starts[firsts], n, positives, risk)
+
+
+def _coarse_firsts(n: Array, most: int) -> Ints:
+    """(C,) indices of the bins that a coarser one begins with."""
+    firsts, held, wanted = [0], 0.0, n.sum() / most
+    for place, size in enumerate(n):
+        held += size
+        if held >= wanted * (1 - 1e-12):
+            firsts.append(place + 1)
+            held = 0.0
+    return np.array(firsts[:-1] if len(firsts) > 1 else firsts, dtype=np.int64)
+
+
+def calibration_error(bins: Bins) -> float:
+    """ECE: the mean over cases of how far a bin's mean risk is from its share of outcomes, in [0, 1]."""
+    return float(np.abs(bins.risk - bins.positives).sum() / bins.n.sum())
+
+
+def net_benefit(bins: Bins) -> tuple[Array, Array, Array]:
+    """Of treating whoever's risk is at least t, at every edge t inside (0, 1) (Vickers and Elkin 2006).
+
+    TP / n - FP / n * t / (1 - t), and its standard error from the same counts.
+
+    Returns:
+        t, net benefit and standard error, (B - 1,) each.
+    """
+    return net_benefit_at(bins, GRID[bins.starts])
+
+
+def net_benefit_at(bins: Bins, thresholds: Array) -> tuple[Array, Array, Array]:
+    """The same where bin b holds whoever's risk is at least thresholds[b] and below the next, (B,) in [0, 1).
+
+    Thresholds of 0 and less than two outcomes are left out.
+    """
+    n = bins.n.sum()
+    treated = np.cumsum(bins.positives[::-1])[::-1], np.cumsum((bins.n - bins.positives)[::-1])[::-1]
+    inside = (thresholds > 0) & (thresholds < 1)
+    t, right, wrong = thresholds[inside], treated[0][inside] / n, treated[1][inside] / n
+    cost = t / (1 - t)
+    mean = right - wrong * cost
+    return t, mean, np.sqrt(np.maximum(right + wrong * cost**2 - mean**2, 0.0) / n)
+
+
+def treat_all(prevalence: float, thresholds: Array) -> Array:
+    """Net benefit of treating everyone."""
+    return np.asarray(prevalence - (1 - prevalence) * thresholds / (1 - thresholds))
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion (JASA 22, 1927); (0, 1) without cases."""
+    if n <= 0:
+        return 0.0, 1.0
+    share, spread = successes / n, Z * Z / n
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def line_with_interval(risks: Array, outcomes: Array) -> tuple[Line, tuple[float, float]] | None:
+    """Calibration intercept and slope, sigma(a + b logit(risk)), with their standard errors (Cox 1958).
+
+    The maximum likelihood fit and, from its information, Wald's errors. None where the outcomes are separated, where
+    all risks are the same, and with fewer than ``LEAST_PER_CLASS`` cases of an outcome.
+    """
+    least = min(outcomes.sum(), len(outcomes) - outcomes.sum())
+    if least < LEAST_PER_CLASS:
+        return None
+    near = np.clip(risks, SURE, 1 - SURE)
+    z = np.log(near) - np.log1p(-near)
+    line = fitted(z, outcomes, slope=True, start=UNCHANGED)
+    found = sums(z, outcomes, line)
+    information = np.array([[found.v, found.vz], [found.vz, found.vzz]])
+    if max(abs(line.intercept), abs(line.slope)) >= STEEPEST or np.linalg.cond(information) > 1e12:
+        return None
+    errors = np.sqrt(np.diag(np.linalg.inv(information)))
+    return line, (float(errors[0]), float(errors[1]))
+
+
+def resampled(
+    squares: Array, residuals: Array, places: Ints, generator: np.random.Generator, times: int
+) -> tuple[Array, Array, Array]:
+    """Brier score, calibration in the large and ECE of ``times`` samples of the cases, drawn with replacement.
+
+    Args:
+        squares: (N,) squared errors.
+        residuals: (N,) risk less outcome.
+        places: (N,) each case's bin of the ECE; the bins stay.
+        generator: draws.
+        times: how often.
+    """
+    n, bins = len(squares), int(places.max()) + 1
+    found = np.empty((3, times))
+    for sample in range(times):
+        drawn = generator.integers(0, n, n)
+        off = np.bincount(places[drawn], weights=residuals[drawn], minlength=bins)
+        found[:, sample] = squares[drawn].mean(), off.sum() / n, np.abs(off).sum() / n
+    return found[0], found[1], found[2]
+
+
+def middle(values: Array) -> tuple[float, float]:
+    """What holds the middle 95 % of values that were resampled."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration and clinical use of the model that each site uses, from the sums that the sites released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairflare.federation.clinical import BIN, CLINICAL, bins_of
+from fairflare.functional import calibration as maths
+from fairflare.functional.calibration import GRID, Array, Bins
+from fairflare.functional.recalibration import limited
+from fairflare.report.clinical_quantities import SUMMARISED
+from fairflare.report.trail import Entry, Trail
+from fairflare.report.values import number
+
+Json = dict[str, Any]
+Numbers = Mapping[str, float]
+MEANS = ("brier", "calibration", "ece", "intercept", "slope")
+BEFORE, AFTER = "before", "after"
+FAR = 6.0
+"""Beyond it recalibration limits logits, see ``federation.after.recalibrate``."""
+LEAST_CLASSES = 2
+
+
+def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]) -> Json | None:
+    """What the sites' released sums say; None where no site has released any.
+
+    Args:
+        trail: the run.
+        config: config.json, whose ``after`` names the step that is a part of the run, if one is.
+        about: of the task: classes, and what ``clinical`` says of event and threshold.
+        sites: names, in the order of the rows.
+
+    Returns:
+        event (a class; None: that the likeliest class is the right one), threshold, min_count, step (that changed the
+        risks or the threshold; None: none), in_use ("after" where that step is the run's own, else "before"); stages:
+        those that there are; rows: site and, for each stage, a view; groups: group, n, sites and for each stage a
+        view of all sites' sums that could be told; cells: group, site and a view per stage; summary: stage -> of
+        ``SUMMARISED`` mean, worst and worst_site of the absolute values. A view holds n, positives, ``MEANS`` (value,
+        low, high), threshold, rates (sensitivity, specificity, ppv, npv: value, low, high, n), curve (risk, share, low,
+        high, n of each bin), decisions (threshold, net_benefit, low, high, all) and flagged.
+    """
+    said = about.get("clinical") or {}
+    event, threshold = said.get("event", _second(about)), number(said.get("threshold")) or 0.5
+    record = _step(trail)
+    before = {site: _numbers((trail.evaluation.get("sites") or {}).get(site), CLINICAL) for site in sites}
+    after = {site: _numbers(record.get(CLINICAL), site) for site in sites}
+    found = {BEFORE: before} | ({AFTER: after} if any(after.values()) else {})
+    if not any(any(numbers.values()) for numbers in found.values()):
+        return None
+    names = _cells(numbers for stage in found.values() for numbers in stage.values())
+
+    def view(stage: str, site: str, cell: str = "") -> Json | None:
+        fitted = (record.get("sites") or {}).get(site) or {} if stage == AFTER else {}
+        return _view(found[stage][site], cell, fitted, _flagging(fitted, threshold))
+
+    rows = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
+    cells = [
+        {"group": name, "site": site, **{stage: view(stage, site, name) for stage in found}}
+        for name in names
+        for site in sites
+        if any(f"n/{name}" in numbers[site] for numbers in found.values())
+    ]
+    return {
+        "event": event,
+        "threshold": threshold,
+        "min_count": config.get("min_count"),
+        "step": record.get("step") if AFTER in found else None,
+        "in_use": AFTER if AFTER in found and config.get("after") == record.get("step") else BEFORE,
+        "stages": list(found),
+        "rows": rows,
+        "groups": [_pooled(name, [cell for cell in cells if cell["group"] == name], list(found)) for name in names],
+        "cells": cells,
+        "summary": {stage: {m: _over_sites(rows, stage, m) for m in SUMMARISED} for stage in found},
+    }
+
+
+def _second(about: Json) -> str | None:
+    classes = about.get("classes") or []
+    return str(classes[1]) if len(classes) == LEAST_CLASSES else None
+
+
+def _step(trail: Trail) -> Entry:
+    """The last step with such numbers: recalibration before any other."""
+    records = [record for record in trail.after.values() if record.get(CLINICAL)]
+    records.sort(key=lambda record: record.get("step") == "recalibrate")
+    return records[-1] if records else {}
+
+
+def _numbers(content: Any, key: str) -> dict[str, float]:
+    held = (content or {}).get(key) if isinstance(content, Mapping) else None
+    return {name: value for name, value in (held or {}).items() if number(value) is not None}
+
+
+def _cells(many: Iterable[Numbers]) -> list[str]:
+    """The groups that some site names, in the order of their first appearance sorted by name."""
+    return sorted({name[2:] for numbers in many for name in numbers if name.startswith("n/")})
+
+
+def _flagging(fitted: Numbers, threshold: float) -> float | None:
+    """From which risk on patients are flagged: the site's own threshold by conformal risk control, or that of all."""
+    if "shared.threshold" not in fitted:
+        return threshold
+    own = number(fitted.get("own.threshold"))
+    return None if own is None else 1.0 - own
+
+
+def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None) -> Json | None:
+    where = f"/{cell}" if cell else ""
+    if f"n{where}" not in numbers:
+        return None
+    means = {name: _with_ends(numbers, name, where) for name in MEANS}
+    counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
+    bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
+    return {
+        "n": numbers[f"n{where}"],
+        **counts,
+        **means,
+        "threshold": threshold,
+        "rates": _rates(numbers[f"n{where}"], counts),
+        "curve": _curve(bins),
+        "decisions": _decisions(bins, fitted),
+    }
+
+
+def _with_ends(numbers: Numbers, name: str, where: str) -> Json:
+    ends = {end: number(numbers.get(f"{name}.{end}{where}")) for end in ("low", "high")}
+    return {"value": number(numbers.get(name + where)), **ends}
+
+
+def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
+    """Shares with Wilson's interval; {} without the counts."""
+    positives, flagged, right = (counts[name] for name in ("positives", "flagged", "true_positives"))
+    if positives is None or flagged is None or right is None:
+        return {}
+    negatives, left = n - positives, n - flagged
+    wrong = flagged - right
+    parts = {
+        "sensitivity": (right, positives),
+        "specificity": (negatives - wrong, negatives),
+        "ppv": (right, flagged),
+        "npv": (left - (positives - right), left),
+    }
+    return {name: _share(part, whole) for name, (part, whole) in parts.items()}
+
+
+def _share(part: float, whole: float) -> Json:
+    low, high = maths.wilson(part, whole)
+    return {"value": part / whole if whole else None, "low": low, "high": high, "n": whole}
+
+
+def _curve(bins: Bins | None) -> list[Json]:
+    """Mean risk and share of outcomes of each bin of the reliability curve."""
+    if bins is None:
+        return []
+    coarse = maths.coarser(bins)
+    rows = zip(coarse.n.tolist(), coarse.positives.tolist(), coarse.risk.tolist(), strict=True)
+    return [
+        {"risk": risk / n, **{("share" if key == "value" else key): v for key, v in _share(positives, n).items()}}
+        for n, positives, risk in rows
+    ]
+
+
+def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
+    """Net benefit at the edges of the bins, as they lie after a site's line."""
+    if bins is None or len(bins.n) < LEAST_CLASSES:
+        return []
+    edges = GRID[bins.starts]
+    line = [number(fitted.get(f"own.{name}")) for name in ("intercept", "slope")]
+    if fitted and "shared.threshold" not in fitted:
+        if line[0] is None or line[1] is None or line[1] <= 0:
+            return []
+        edges = _moved(edges, line[0], line[1])
+    thresholds, values, errors = maths.net_benefit_at(bins, edges)
+    everyone = maths.treat_all(float(bins.positives.sum() / bins.n.sum()), thresholds)
+    return [
+        {"threshold": t, "net_benefit": value, "low": value - maths.Z * se, "high": value + maths.Z * se, "all": of_all}
+        for t, value, se, of_all in zip(*(a.tolist() for a in (thresholds, values, errors, everyone)), strict=True)
+    ]
+
+
+def _moved(edges: Array, intercept: float, slope: float) -> Array:
+    """Where a line puts risks, of which 0 stays."""
+    inside = edges > 0
+    z = np.log(edges[inside]) - np.log1p(-edges[inside])
+    moved = edges.copy()
+    moved[inside] = 1 / (1 + np.exp(-(intercept + slope * limited(z, FAR))))
+    return moved
+
+
+def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
+    """A group over all sites that may say something of it: means weighted by its patients, rates from added counts."""
+    return {
+        "group": group,
+        "n": sum(cell[stages[0]]["n"] for cell in cells if cell[stages[0]]),
+        "sites": len(cells),
+        **{stage: _of_cells([cell[stage] for cell in cells if cell[stage]]) for stage in stages},
+    }
+
+
+def _of_cells(views: Sequence[Json]) -> Json:
+    means = {name: _weighted([(view["n"], view[name]["value"]) for view in views]) for name in SUMMARISED[:2]}
+    known = [view for view in views if view["rates"]]
+    counts = {name: sum(view[name] for view in known) for name in ("positives", "flagged", "true_positives")}
+    return {**means, "rates": _rates(sum(view["n"] for view in known), counts) if known else {}}
+
+
+def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
+    known = [(n, value) for n, value in pairs if value is not None]
+    total = sum(n for n, _ in known)
+    return sum(n * value for n, value in known) / total if total else None
+
+
+def _over_sites(rows: Sequence[Json], stage: str, name: str) -> Json:
+    views = {row["site"]: row[stage] for row in rows if row[stage]}
+    values = {site: abs(v) for site, view in views.items() if (v := view[name]["value"]) is not None}
+    worst = max(values, key=lambda site: (values[site], site), default=None)
+    mean = sum(values.values()) / len(values) if values else None
+    return {"mean": mean, "worst": None if worst is None else values[worst], "worst_site": worst, "sites": len(values)}

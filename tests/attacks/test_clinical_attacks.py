@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever wants more of calibration and decisions than sums over enough patients."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.build.assembly import build_site, egress_of
+from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
+from fairflare.core.schema import IN_USE, Answer
+from fairflare.core.types import Round
+from fairflare.federation.after.base import Cases
+from fairflare.federation.checks import Refused
+from fairflare.federation.clinical import BIN, View, bins_of
+from fairflare.federation.clinical_site import ClinicalAtSite
+from fairflare.federation.gate import inspect_evaluation
+from fairflare.federation.messages import Instruction
+from fairflare.privacy.egress import EgressRefused
+
+ROUNDS = 3
+LAST = Round(ROUNDS, ROUNDS)
+SITE = "Cleveland"
+
+
+def site_of(folder=None, **values):
+    config = make_config("fedavg", "heart:full", rounds=ROUNDS, values={"group_by": "sex", **values})
+    parts = build_parts(config)
+    memory = None if folder is None else folder / f"{SITE}.pt"
+    model = {key: value + 0.1 for key, value in parts.model.items()}
+    return build_site(config, parts, SITE, memory=memory), model, egress_of(config, parts, 10)
+
+
+def asked(site, model, round=LAST, orders=None):
+    return site.handle(Instruction("evaluate", round, model, {IN_USE: 1.0} if orders is None else orders)).clinical
+
+
+def cases_of(n=240, seed=5, members=None):
+    generator = np.random.default_rng(seed)
+    z = generator.normal(0, 1.5, n)
+    outcomes = generator.random(n) < 1 / (1 + np.exp(-z))
+    groups = np.full(n, -1) if members is None else members
+    outputs = torch.tensor(np.stack([np.zeros(n), z], axis=1))
+    return Cases(outputs, torch.tensor(outcomes.astype(np.int64)), torch.tensor(groups))
+
+
+def test_a_site_answers_after_the_last_round_alone_and_of_one_model(tmp_path):
+    """A second model, a little moved, would show who lies between the two's thresholds; a restart changes nothing."""
+    site, model, _ = site_of(tmp_path)
+    assert asked(site, model, Round(2, ROUNDS)) == {} and asked(site, model, Round(1, 1)) == {}
+    assert asked(site, model, orders={}) == {}
+    first = asked(site, model)
+    assert first["n"] > 50 and asked(site, model) == first
+    moved = {key: value + 1e-6 for key, value in model.items()}
+    assert asked(site, moved) == {}
+    again, *_ = site_of(tmp_path)
+    assert asked(again, moved) == {} and asked(again, model) == first
+
+
+def test_a_step_is_of_the_model_that_was_asked_for_first(tmp_path):
+    site, model, _ = site_of(tmp_path, after="recalibrate")
+    assert asked(site, model)
+    moved = {key: value + 1e-6 for key, value in model.items()}
+    with pytest.raises(Exception, match="another model"):
+        site.handle(Instruction("calibrate", LAST, moved))
+    assert site.handle(Instruction("calibrate", LAST, model)).sums
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"n": 9.0, "brier": 0.2},
+        {"n": 60.0, "positives": 9.0},
+        {"n": 60.0, "positives": 51.0},
+        {"n": 60.0, "positives": 30.0, "flagged": 4.0, "true_positives": 4.0},
+        {"n": 60.0, "n/female": 9.0, "brier/female": 0.1},
+        {"n": 60.0, "positives": 30.0, "bin.0.n": 40.0, "bin.0.positives": 25.0, "bin.0.risk": 5.0}
+        | {"bin.30.n": 20.0, "bin.30.positives": 5.0, "bin.30.risk": 17.0},
+        {"n": 1.0, "brier": 0.2},
+        {"bin.0.n": 1.0, "bin.0.positives": 0.0, "bin.0.risk": 0.3},
+        {"risk of patient 7": 0.3},
+    ],
+)
+def test_numbers_of_few_patients_do_not_pass_the_sites_own_check(numbers):
+    """Whatever code made them."""
+    *_, egress = site_of()
+    results = {"val": {}, "test": {}, "n": {"test": 60.0}, "groups": {}}
+    with pytest.raises(EgressRefused) as refused:
+        egress.check("evaluate", Answer(SITE, ROUNDS, n_examples=100, metrics=results, clinical=numbers))
+    assert not any(character.isdigit() for character in str(refused.value))
+    with pytest.raises(EgressRefused, match="clinical"):
+        egress.check("compare", Answer(SITE, ROUNDS, clinical={"n": 60.0, "brier": 0.2}))
+
+
+FITTING = {"n": 60.0, "positives": 30.0, "flagged": 28.0, "true_positives": 20.0, "brier": 0.2}
+BINS = {"bin.0.n": 40.0, "bin.0.positives": 15.0, "bin.0.risk": 5.0} | {
+    "bin.30.n": 20.0,
+    "bin.30.positives": 15.0,
+    "bin.30.risk": 17.0,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 61.0},
+        {"brier": 1.5},
+        {"positives": 30.5},
+        {"true_positives": 31.0},
+        {"true_positives": 29.0},
+        {"flagged": 55.0},
+        {"bin.0.risk": 39.0},
+        {"bin.30.risk": 10.0},
+        {"bin.0.n": 41.0},
+        {"bin.0.positives": 41.0},
+        {"bin.5.n": 3.0},
+        {"bin.99.n": 3.0},
+        {"n/female": 61.0},
+        {"brier/female": 0.2},
+        {"age": 91.0},
+    ],
+)
+def test_numbers_that_no_patients_have_are_refused(change):
+    """By the server, with the site's whole answer and nobody else's."""
+    view = View(cells=("female",), of_group=(0,))
+    fitting = FITTING | BINS
+    assert view.checked(fitting, 60.0) == fitting
+    with pytest.raises(Refused):
+        view.checked(fitting | change, 60.0)
+    results = {"val": {}, "test": {"auc": 0.5}, "n": {"test": 60.0}, "groups": {}}
+    answers = [
+        Answer("liar", ROUNDS, metrics=results, clinical=fitting | change),
+        Answer("other", ROUNDS, metrics=results, clinical=fitting),
+    ]
+    found, refused = inspect_evaluation(answers, ROUNDS, view=view)
+    assert list(found) == ["other"] and [r.site for r in refused] == ["liar"]
+    assert "91" not in refused[0].detail
+
+
+def test_groups_by_outcome_tell_no_few_of_a_group():
+    """With group_by=label+sex the size of "lived, men" leaves; the men's own would give the 3 who died.
+
+    The other small cell, hidden with it, is that of the women: both sexes' numbers stay.
+    """
+    view = View(cells=("women", "men"), of_group=(0, 1, 0, 1))
+    sizes = {("lived", "women"): 60, ("lived", "men"): 70, ("died", "women"): 40, ("died", "men"): 3}
+    cases = cases_of(173)
+    members = np.repeat(np.arange(4), list(sizes.values()))
+    targets = torch.tensor((members >= 2).astype(np.int64))
+    found = ClinicalAtSite(view).of_model(Cases(cases.outputs, targets, torch.tensor(members)))
+    assert found["positives"] == 43 and not any("/" in name for name in found)
+
+
+def test_before_and_after_a_step_tell_of_the_same_patients():
+    """Bins of the risks after it would give the patients between an edge and where the line puts it."""
+    cases, site = cases_of(), ClinicalAtSite(View(), 10)
+    risks = cases.outputs.softmax(1)[:, 1].numpy()
+    z = np.log(risks / (1 - risks))
+    moved = 1 / (1 + np.exp(-(0.05 + 1.01 * z)))
+    before = bins_of(site.of_model(cases))
+    after = bins_of(site.after(cases, np.stack([1 - moved, moved], axis=1), None))
+    assert (before.starts == after.starts).all() and (before.n == after.n).all()
+    assert (before.positives == after.positives).all() and not np.allclose(before.risk, after.risk)
+
+
+def test_with_secure_sums_no_count_leaves():
+    view = View(cells=("a", "b"), of_group=(0, 1), secure=True)
+    cases = cases_of(members=np.arange(240) % 2)
+    found = ClinicalAtSite(view).of_model(cases)
+    assert {name.partition("/")[0].partition(".")[0] for name in found} == {
+        "n", "brier", "calibration", "ece", "slope", "intercept"
+    }  # fmt: skip
+    assert view.checked(found, 240.0, 10) == found
+    with pytest.raises(Refused):
+        view.checked(found | {"positives": 100.0})
+    with pytest.raises(Refused):
+        view.checked(found | {f"{BIN}0.n": 240.0})
+    after = ClinicalAtSite(view).after(cases, np.full((240, 2), 0.5), None)
+    assert "brier" in after and not any(name.startswith(("slope", "intercept")) for name in after)
+
+
+def test_a_fingerprint_of_the_patients_does_not_leave():
+    """Means have 5 decimals and summed risks 2: sums of single risks cannot be told apart by their last digits."""
+    found = ClinicalAtSite(View(), 10).of_model(cases_of())
+    for name, value in found.items():
+        assert value == round(value, 2 if name.endswith(".risk") else 5)
