@@ -6,10 +6,11 @@ STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
 WORKERS ?= 2
 
-.PHONY: help demo test test-fast coverage lint bench jobs clean
+.PHONY: help demo demo-imaging test test-fast coverage lint bench jobs clean
 
 help:
-	@echo "make demo       FedAvg and FedISM+ on simulated head CTs, with real FLARE processes, and a comparison"
+	@echo "make demo       four real heart hospitals, with real FLARE processes: alone, FedAvg, Ditto, and a comparison"
+	@echo "make demo-imaging  FedAvg and FedISM+ on simulated head CTs of eight hospitals, in the same way"
 	@echo "make test       every test, those that start FLARE included"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
@@ -24,6 +25,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
+	@$(BIN)/fairflare compare solo fedavg ditto --task heart:full --rounds 20 --env sim --out $(DEMO_OUT) --force
+
+demo-imaging: $(STAMP)
 	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force
 
 test: $(STAMP)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables that README and the method cards quote from the files beside this script; ``--check`` compares.
+"""Writes the tables that pages quote from the files beside this script; ``--check`` compares.
 
     python docs/results/quote.py [--check]
 
@@ -24,7 +24,7 @@ from fairflare.report.values import with_half_width, with_interval
 
 RESULTS = Path(__file__).resolve().parent
 ROOT = RESULTS.parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
+PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
 BLOCK = re.compile(r"(<!-- results: (?P<name>[\w-]+) \| (?P<what>[\w, ]+) -->\n)(.*?)(<!-- end of results -->)", re.S)
 
 

@@ -61,7 +61,8 @@ def test_the_sdist_holds_tests_docs_and_all_that_make_needs(sdist):
     wanted = """
     LICENSE README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff Makefile constraints.txt setup.cfg
     pyproject.toml .ci/run docs/security.md docs/methods/fedism.md docs/results/README.md
-    docs/images/disparity.png tests/conftest.py tests/golden/cka.npz tests/unit/test_architecture.py
+    docs/images/disparity.png docs/images/joining.svg
+    tests/conftest.py tests/golden/cka.npz tests/unit/test_architecture.py
     jobs/fedavg_ich/job.py app_configs/fedavg_ich/meta.json benchmarks/cka.py poc_workspace/project.yml
     custom/fairflare/py.typed custom/fairflare/report/run.html.j2 custom/fairflare/datasets/data/support2.csv.gz
     custom/fairflare/datasets/data/processed.va.data custom/fairflare/datasets/data/ist.csv.gz
