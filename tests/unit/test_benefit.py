@@ -25,6 +25,9 @@ from fairflare.federation.files import read_model
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.site import Site
 from fairflare.functional.resampling import percentile_interval, resamples, weighted_auc, weighted_mean
+from fairflare.report.benefit import VERDICTS, over_methods, sentence
+from fairflare.report.compare import compare
+from fairflare.report.compare_tables import comparison_tables
 from run_folders import Dies, call
 
 HEART = ["--task", "heart:full", "--rounds", "3", "--set", "group_by=sex", "--workers", "1"]
@@ -328,3 +331,45 @@ def test_what_is_not_quick_is_asked_for():
     assert by_itself == {"heart": True, "ist": True, "support2": True, "digits": False, "brain-seg": False}
     assert not asks_by_itself(make_config("solo", "heart"))
     assert not asks_by_itself(make_config("fedism", "heart", values={"secure_sum": "masks"}))
+
+
+def row(site, benefit, low, high):
+    verdict = (
+        None if benefit is None else "gains" if (low or 0) > 0 else "loses" if (high or 0) < 0 else "cannot be told"
+    )
+    return {"site": site, "benefit": benefit, "low": low, "high": high, "verdict": verdict}
+
+
+def test_the_sentence_names_those_who_lose_most_first():
+    rows = [
+        row("A", 0.05, 0.01, 0.09),
+        row("B", -0.1, -0.2, -0.05),
+        row("C", -0.3, -0.4, -0.2),
+        row("D", 0.0, None, None),
+    ]
+    assert sentence([*rows, row("E", None, None, None)], "AUC").replace("\N{MINUS SIGN}", "-") == (
+        "Joining (AUC): 1 of 5 sites gains (A: +0.050 [+0.010, +0.090]), 2 lose (C: -0.300 [-0.400, -0.200]; "
+        "B: -0.100 [-0.200, -0.050]), 1 cannot be told, 1 without an answer."
+    )
+
+
+def test_the_page_says_it_first_and_shows_it(joined):
+    page = (joined / "report.html").read_text()
+    first = section(joined)["sentences"][0]
+    assert page.index(first) < page.index("<h2>") and "What joining gives each site" in page
+    assert all(f'id="benefit{place}-' in page for place in range(3))
+
+
+def test_a_comparison_counts_who_gains_and_loses(joined, bare, tmp_path):
+    runs = [json.loads((folder / "report.json").read_text())["detail"] for folder in (joined, bare)]
+    found = compare([runs[0]])
+    assert over_methods(found) == [f"FedAvg: {section(joined)['sentences'][0]}"]
+    (table,) = [table for table in comparison_tables(found) if table.key == "benefit"]
+    cells = {one.key: next(iter(one.cells.values())).value for one in table.rows}
+    for metric, one in section(joined)["metrics"].items():
+        assert {kind: cells[f"{metric}/{kind}"] for kind in VERDICTS} == {
+            kind: one["counts"][kind] for kind in VERDICTS
+        }
+        assert cells[f"{metric}/least"] == min(row["benefit"] for row in one["sites"])
+    without = compare([runs[1]])
+    assert over_methods(without) == [] and "benefit" not in {table.key for table in comparison_tables(without)}

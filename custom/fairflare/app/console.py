@@ -20,6 +20,7 @@ from fairflare.app.progress import Progress
 from fairflare.app.terminal import err, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
+from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.riders import DETECTORS
@@ -217,6 +218,8 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
     out.print(shown)
     say(drawn_words(found))
     for sentence in differences(found):
+        say(sentence)
+    for sentence in over_methods(found):
         say(sentence)
     for text in found["notes"]:
         note(text)

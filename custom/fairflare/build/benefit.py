@@ -33,6 +33,11 @@ def asks_by_itself(config: RunConfig) -> bool:
     task = tasks.load(config.task, config.preset, **config.options)
     if not task.quick or config.secure_sum != NONE or config.headline == "best":
         return False
+    return can_ask(config)
+
+
+def can_ask(config: RunConfig) -> bool:
+    """Whether a run can say what joining gives: not one that is itself what others are held against."""
     parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
     return not (parts.rule.alone or parts.selector.pools)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.trail import Trail
-from fairflare.report.values import number, signed
+from fairflare.report.values import number, signed, text
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -122,6 +122,23 @@ def sentence(rows: Sequence[Json], metric: str) -> str:
     parts += [f"{len(unclear)} cannot be told"] if unclear else []
     parts += [f"{len(rows) - len(told)} without an answer"] if len(rows) > len(told) else []
     return f"Joining ({metric}): {', '.join(parts)}."
+
+
+def over_methods(comparison: Mapping[str, Any]) -> list[str]:
+    """One sentence for each method of a comparison whose sites have said what joining gives, in the first metric."""
+    found = []
+    for method in comparison["methods"]:
+        metrics: Mapping[str, Json] = method["detail"].get("benefit") or {}
+        for one in list(metrics.values())[:1]:
+            if one["sentence"]:
+                found.append(f"{method['label']}: {one['sentence']}")
+                continue
+            gain, lose = (text(one[kind]["mean"], 1) for kind in (GAINS, LOSES))
+            found.append(
+                f"{method['label']}: Joining ({one['label']}), mean over seeds: {gain} of {one['sites']} sites gain, "
+                f"{lose} lose; the least benefit of a site is {signed(one['least']['mean'])}."
+            )
+    return found
 
 
 def _named(rows: Sequence[Json], best: bool) -> str:

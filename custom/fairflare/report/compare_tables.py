@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fairflare.report.benefit import VERDICTS
 from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
@@ -36,7 +37,7 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Tabl
     if "pareto" not in comparison:
         return []
     makers: Iterable[Callable[[Json], Table | None]] = (
-        statistics, sites, metrics, domains, test_sets, last_rounds, joining, elsewhere, cost, pareto,
+        statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, elsewhere, cost, pareto,
     )  # fmt: skip
     found = [made for make in makers if (made := make(comparison)) is not None]
     return [_cut(table, most_rows) if most_rows < WHOLE else table for table in found]
@@ -195,6 +196,35 @@ def joining(comparison: Json) -> Table | None:
     return Table("joining", "What joining brings each site", columns, tuple(rows), "Site", caption)
 
 
+def benefit(comparison: Json) -> Table | None:
+    """How many sites gain or lose by joining, and the least benefit; None where no method's sites were asked."""
+    methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
+    if not methods:
+        return None
+    metrics = list(dict.fromkeys(name for m in methods for name in m["detail"]["benefit"]))
+    shown = {**{kind: f"Sites: {kind}" for kind in VERDICTS}, "least": "Least benefit of a site"}
+    rows = [
+        Row(
+            f"{metric}/{kind}",
+            words,
+            {
+                _key(i): _told(found[metric], kind)
+                for i, m in enumerate(methods)
+                if metric in (found := m["detail"]["benefit"])
+            },
+            group=next(m["detail"]["benefit"][metric]["label"] for m in methods if metric in m["detail"]["benefit"]),
+        )
+        for metric in metrics
+        for kind, words in shown.items()
+    ]
+    caption = (
+        "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
+        "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
+    )
+    columns = tuple(Column(_key(i), m["label"]) for i, m in enumerate(methods))
+    return Table("benefit", "What joining gives, over patients", columns, tuple(rows), "Metric", caption)
+
+
 def elsewhere(comparison: Json) -> Table | None:
     """The final models on the patients of another rendering of the task."""
     found = comparison.get("elsewhere") or []
@@ -298,6 +328,13 @@ def _judged(found: Json) -> dict[str, Cell]:
         **{key: Cell(found[key]) for key in ("p", "p_holm", "d", "g")},
     }
     return cells | ({"bootstrap": Cell.of(again, half=False)} if again.get("mean") is not None else {})
+
+
+def _told(found: Json, kind: str) -> Cell:
+    """The least benefit with its interval over seeds; of a number of sites the mean alone."""
+    if kind == "least":
+        return Cell.of(found[kind], half=False, form=SIGNED)
+    return Cell(found[kind]["mean"], form=Form(digits=1))
 
 
 def _gain(found: Json) -> Cell:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.paired import paired, verdict
@@ -37,7 +38,8 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; domains: domain -> interval,
         domains_of: what they are; test_sets: set -> metric -> interval; last_rounds: "clean", "corrupted" and "average"
         (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``paired.paired`` of the method's
-        value minus the solo model's, with its verdict, and "lose": how many sites are worse; None without ``solo``.
+        value minus the solo model's, with its verdict, and "lose": how many sites are worse; None without ``solo``;
+        benefit: see there.
     """
     metrics = [site_metrics(run) for run in runs]
     names = list(metrics[0])
@@ -52,6 +54,28 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         "last_rounds": last_rounds(runs),
         "cost": {name: _over([costs(run) for run in runs])[name] for name in COSTS},
         "joining": joining(runs, everyone),
+        "benefit": benefit(runs),
+    }
+
+
+def benefit(runs: Runs) -> Json:
+    """What joining gives, from runs whose sites have said so, each by its intervals over patients.
+
+    Returns:
+        metric -> label, sites (how many), "gains", "loses" and "cannot be told" (sites, mean over seeds), "least" (of
+        the sites' benefits, over seeds) and, with one seed, sentence; {} where not every run has it.
+    """
+    found = [(run.get("benefit") or {}).get("metrics") or {} for run in runs]
+    names = [name for name in found[0] if all((one.get(name) or {}).get("worst") for one in found)]
+    return {
+        name: {
+            "label": found[0][name]["label"],
+            "sites": max(len(one[name]["sites"]) for one in found),
+            **{kind: mean_ci([one[name]["counts"][kind] for one in found]) for kind in VERDICTS},
+            "least": mean_ci([one[name]["worst"]["benefit"] for one in found]),
+            "sentence": found[0][name]["sentence"] if len(found) == 1 else "",
+        }
+        for name in names
     }
 
 

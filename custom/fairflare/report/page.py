@@ -45,6 +45,7 @@ def render_run(summary: Json) -> str:
     from markupsafe import Markup
 
     from fairflare.report import figures
+    from fairflare.report.benefit_figure import benefit_figures
     from fairflare.report.note_tables import noted
     from fairflare.report.numbers import number_table
 
@@ -57,6 +58,7 @@ def render_run(summary: Json) -> str:
             run=summary,
             opening=words.opening(summary),
             figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
+            benefit_figures=[Markup(svg) for svg in benefit_figures(summary)],
             personal_figure=Markup(figures.personal_points(summary)),
             measured=number_table(summary["numbers"]),
             noted={**notes, "figures": [Markup(svg) for svg in notes["figures"]]},

@@ -19,9 +19,10 @@ MOST_NAMED, SHOWN = 12, 3
 
 
 def opening(summary: Json) -> list[str]:
-    """What a clinician should know first of one run, in two paragraphs: how it serves whom, and what happened."""
+    """What a clinician should know first of one run: how it serves whom, what joining gives, and what happened."""
     happened = _refusals(summary) + _late(summary) + _conditions(summary)
-    return [" ".join(_state(summary) + _service(summary)), " ".join(happened)]
+    joining = (summary.get("benefit") or {}).get("sentences") or []
+    return [" ".join(_state(summary) + _service(summary)), " ".join(joining), " ".join(happened)]
 
 
 def _state(summary: Json) -> list[str]:

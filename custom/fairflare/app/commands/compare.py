@@ -70,6 +70,7 @@ from fairflare.app.options import (
     metavar="KEY=VALUE,...",
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
+@click.option("--solo", is_flag=True, help="Each site also says what joining gives it, against a model trained alone.")
 @force_option
 @as_json
 @click.pass_obj
@@ -93,6 +94,7 @@ def compare(
     pareto: str,
     resample: int,
     test_on: tuple[str, ...],
+    solo: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -107,6 +109,7 @@ def compare(
     from fairflare.app.comparison import arms
     from fairflare.app.runs import check_tables, compare_all, write_tables
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
+    from fairflare.build.benefit import can_ask, with_benefit
 
     shared: dict[str, Any] = {
         "rounds": rounds,
@@ -115,7 +118,9 @@ def compare(
         "fixed_data": fixed_data,
     }
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
-    folder = out or Path("runs") / comparison_name(task, {**shared, "env": env})
+    if solo:
+        configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
+    folder = out or Path("runs") / comparison_name(task, {**shared, "env": env, **({"solo": True} if solo else {})})
     front, options = parse_pareto(pareto), parse_options(test_on)
     for one in options:
         check_elsewhere(configs[0][1], one)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What joining gives each site, drawn: a point and its interval around zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
+from fairflare.report.marks import DASHES, MANY, point
+from fairflare.report.svg import BLUE, DARK, RED, legend, rendered, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Json = Mapping[str, Any]
+LOOKS = {GAINS: (BLUE, "o"), UNCLEAR: ("#777777", "s"), LOSES: (RED, "v")}
+"""Verdict -> colour and marker: neither alone has to be told apart."""
+
+
+def benefit_figures(summary: Json) -> list[str]:
+    """A figure as inline SVG for each metric; [] where the run did not ask, or has more sites than can be drawn."""
+    found = (summary.get("benefit") or {}).get("metrics") or {}
+    return [
+        svg
+        for place, one in enumerate(found.values())
+        if len(one["sites"]) <= MANY and (svg := rendered(f"benefit{place}", partial(_draw, one=one)))
+    ]
+
+
+def _draw(figure: Figure, one: Json) -> str | None:
+    rows = sorted((row for row in one["sites"] if row["benefit"] is not None), key=lambda row: -row["benefit"])
+    if not rows:
+        return None
+    figure.set_figheight(1.7 + 0.26 * len(rows))
+    axes = figure.subplots()
+    axes.axvline(0, color=DARK, linewidth=1)
+    named = set[str]()
+    for y, row in enumerate(rows):
+        colour, marker = LOOKS[row["verdict"]]
+        words = row["verdict"] if row["verdict"] not in named else None
+        named.add(row["verdict"])
+        where = {"mean": row["benefit"], "low": row["low"], "high": row["high"]}
+        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=words)
+        axes.axhline(y, color="#e6e6e6", linewidth=0.8, linestyle=DASHES, zorder=0)
+    axes.set_yticks(range(len(rows)), [short(row["site"]) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"benefit in {one['label']}, above 0 joining is better\n(95 % interval over patients)")
+    legend(figure, axes, columns=3)
+    counts = one["counts"]
+    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"
