@@ -87,6 +87,8 @@ def _check_lists(folder: Path, asked: Question) -> dict[str, list[Finding]]:
     from fairflare.app.arguments import own_data
 
     described = read_description(folder_of_lists(folder))
+    if not asked.task and not described:
+        raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
     kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
     given = dict(pair.split("=", 1) for pair in pairs)
     built, preset = _task(asked, {"kind": kind, "options": given})

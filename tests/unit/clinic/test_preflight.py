@@ -259,6 +259,14 @@ def test_the_list_of_the_decathlon_is_read(site):
     assert codes(found) == [("error", "empty_split", "test", 0), ("warning", "no_label", "test", 4)]
 
 
+def test_a_folder_that_nobody_has_looked_at(tmp_path):
+    with pytest.raises(UserError, match="nothing says what .* holds; `fairflare init .*` finds out, or --kind"):
+        check(tmp_path, Question())
+    with pytest.raises(UserError, match="expected a folder with a <SITE>.json per site; `fairflare init"):
+        check(tmp_path, Question("classification"))
+
+
+@pytest.mark.slow
 def test_a_folder_of_sites_has_a_line_for_each_site_and_kind_of_problem(tmp_path, capsys):
     sites = [f"site-{k}" for k in range(1, 13)]
     write_images(tmp_path / "data", masks=False, sites=sites)
