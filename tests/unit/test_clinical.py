@@ -71,6 +71,17 @@ def test_a_coarser_curve_is_of_the_same_patients(found, most):
     assert (coarse.n >= coarse.n.sum() / most - 1e-6).all()
 
 
+@settings(max_examples=100, deadline=None)
+@given(patients())
+def test_the_bins_of_the_ece_hold_enough_patients(found):
+    risks, outcomes, least = found
+    if len(risks) < least:
+        return
+    bins = maths.binned(risks, outcomes, maths.crowded(risks, least))
+    assert (bins.n >= min(max(least, len(risks) / maths.CURVE_BINS), len(risks))).all() and bins.n.sum() == len(risks)
+    assert len(bins.n) <= maths.CURVE_BINS and 0 <= maths.calibration_error(bins) <= 1
+
+
 def test_a_curve_is_scikit_learns():
     risks, outcomes = risks_of(drawn(20_000))
     bins = maths.binned(risks, outcomes, np.arange(maths.CELLS))
@@ -138,7 +149,7 @@ def test_what_is_of_few_patients_stays():
     targets = torch.zeros(60, dtype=torch.int64)
     targets[:9] = 1
     found = ClinicalAtSite(View()).of_model(Cases(few.outputs, targets, few.members))
-    assert {name.partition(".")[0] for name in found} == {"n", "brier", "calibration"}
+    assert {name.partition(".")[0] for name in found} == {"n", "brier", "calibration", "ece"}
     found = ClinicalAtSite(View(threshold=0.999)).of_model(drawn(300))
     assert "positives" in found and "flagged" not in found and bins_of(found) is not None
 
@@ -160,7 +171,7 @@ def test_a_groups_few_of_one_outcome_do_not_follow_from_the_others():
     targets[120:125] = 1
     found = ClinicalAtSite(SEXES).of_model(Cases(cases.outputs, targets, cases.members))
     assert {"n/female", "brier/male", "positives"} <= set(found)
-    assert not any(name.startswith(("positives/", "flagged/", "slope/", "ece/")) for name in found)
+    assert not any(name.startswith(("positives/", "flagged/", "slope/")) for name in found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -125,15 +125,15 @@ class ClinicalAtSite:
         return released_unions(sizes, self.view.of_group, shown, self.min_count, unknown)
 
     def _means(self, where: str, before: Array, risks: Array, outcomes: Array, classes: bool) -> Numbers:
-        """Number of patients, and means with their intervals; ECE and the line where there are enough of either."""
-        starts = maths.merged(before, outcomes, self._least) if classes else np.zeros(1, dtype=np.int64)
-        coarse = maths.coarser(maths.binned(risks, outcomes, starts, maths.cell_of(before)))
-        places: Ints = np.searchsorted(coarse.starts, maths.cell_of(before), side="right") - 1
+        """Number of patients, and means with their intervals; the line where there are enough of either outcome."""
+        starts, cells = maths.crowded(before, self._least), maths.cell_of(before)
+        bins = maths.binned(risks, outcomes, starts, cells)
+        places: Ints = np.searchsorted(starts, cells, side="right") - 1
         residuals = risks - outcomes
         generator = np.random.default_rng(derive(self.seed, "clinical", self.name, where))
         samples = maths.resampled(residuals**2, residuals, places, generator, RESAMPLES)
         values = {"brier": float((residuals**2).mean()), "calibration": float(residuals.mean())}
-        values |= {"ece": maths.calibration_error(coarse)} if classes else {}
+        values |= {"ece": maths.calibration_error(bins)}
         found = {f"n{where}": float(len(risks))}
         for (name, value), sample in zip(values.items(), samples):
             found |= _with_ends(name, value, maths.middle(sample), where)

@@ -21,7 +21,7 @@ CELLS = 40
 GRID: Array = np.linspace(0.0, 1.0, CELLS + 1)
 """The risks between which bins may begin and end, 0.025 apart."""
 CURVE_BINS = 10
-"""Bins of a reliability curve, and of the ECE: no more than about so many."""
+"""Bins of a reliability curve, and of the ECE, at most."""
 Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
 SURE = 1e-12
@@ -78,6 +78,23 @@ def merged(risks: Array, outcomes: Array, least: int) -> Ints:
             starts.append(cell + 1)
             held = np.zeros(2)
     return np.array(starts[:-1], dtype=np.int64)
+
+
+def crowded(risks: Array, least: float) -> Ints:
+    """Where bins of at least ``least`` cases begin, whatever came true of them: of which only one number is told.
+
+    Args:
+        risks: (N,) in [0, 1], N > 0.
+        least: a bin holds so many, and a tenth of all.
+    """
+    sizes = np.bincount(cell_of(risks), minlength=CELLS)
+    wanted, starts, held = max(least, len(risks) / CURVE_BINS), [0], 0
+    for cell in range(CELLS):
+        held += sizes[cell]
+        if held >= wanted:
+            starts.append(cell + 1)
+            held = 0
+    return np.array(starts[:-1] if len(starts) > 1 else starts, dtype=np.int64)
 
 
 def binned(risks: Array, outcomes: Array, starts: Ints, cells: Ints | None = None) -> Bins:

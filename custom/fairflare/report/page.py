@@ -46,6 +46,7 @@ def render_run(summary: Json) -> str:
 
     from fairflare.report import figures
     from fairflare.report.benefit_figure import benefit_figures
+    from fairflare.report.clinical_figures import site_figures
     from fairflare.report.note_tables import noted
     from fairflare.report.numbers import number_table
 
@@ -59,6 +60,9 @@ def render_run(summary: Json) -> str:
             opening=words.opening(summary),
             figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
             benefit_figures=[Markup(svg) for svg in benefit_figures(summary)],
+            clinical_figures=[
+                Markup(svg) for svg in site_figures(summary.get("clinical") or {"rows": [], "stages": []})
+            ],
             personal_figure=Markup(figures.personal_points(summary)),
             measured=number_table(summary["numbers"]),
             noted={**notes, "figures": [Markup(svg) for svg in notes["figures"]]},

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the report makes of the sites' released sums: curves, shares with intervals, groups, and what it draws."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.federation.after.base import Cases
+from fairflare.federation.clinical import View
+from fairflare.federation.clinical_site import ClinicalAtSite
+from fairflare.functional import calibration as maths
+from fairflare.report.clinical import clinical_section
+from fairflare.report.clinical_figures import site_figures
+from fairflare.report.clinical_quantities import clinical_quantities
+
+SEXES = View(cells=("female", "male"), of_group=(0, 1))
+ABOUT = {"classes": ["alive", "dead"], "clinical": {"event": "dead", "threshold": 0.5}}
+LINE = (0.4, 0.7)
+"""Intercept and slope of what the cases were drawn with."""
+
+
+def drawn(n, seed, members):
+    generator = np.random.default_rng(seed)
+    z = generator.normal(-0.3, 1.5, n)
+    outcomes = generator.random(n) < 1 / (1 + np.exp(-(LINE[0] + LINE[1] * z)))
+    outputs = torch.tensor(np.stack([np.zeros(n), z], axis=1))
+    return Cases(outputs, torch.tensor(outcomes.astype(np.int64)), torch.tensor(members))
+
+
+def risks_of(cases):
+    return cases.outputs.softmax(1)[:, 1].numpy(), cases.targets.numpy().astype(float)
+
+
+def line(risks):
+    return 1 / (1 + np.exp(-(LINE[0] + LINE[1] * np.log(risks / (1 - risks)))))
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return {f"site-{k}": drawn(n, k, members=np.arange(n) % 2) for k, n in enumerate((300, 120, 14))}
+
+
+@pytest.fixture(scope="module")
+def section(cases):
+    sites = {name: ClinicalAtSite(SEXES, 10) for name in cases}
+    before = {name: {"clinical": site.of_model(cases[name])} for name, site in sites.items()}
+    after = {}
+    for name, site in sites.items():
+        moved = line(risks_of(cases[name])[0])
+        after[name] = site.after(cases[name], np.stack([1 - moved, moved], axis=1), None)
+    fits = dict.fromkeys(cases, {"own.intercept": LINE[0], "own.slope": LINE[1]})
+    record = {"step": "recalibrate", "sites": fits, "clinical": after}
+    trail = SimpleNamespace(evaluation={"sites": before}, after={"recalibrate/site/val": record})
+    return clinical_section(trail, {"min_count": 10, "after": "recalibrate"}, ABOUT, sorted(cases))
+
+
+def test_curves_are_those_of_the_patients(cases, section):
+    """Within the rounding of what is released."""
+    row = next(row for row in section["rows"] if row["site"] == "site-0")
+    risks, outcomes = risks_of(cases["site-0"])
+    for stage, now in (("before", risks), ("after", line(risks))):
+        starts = maths.merged(risks, outcomes, 10)
+        bins = maths.coarser(maths.binned(now, outcomes, starts, maths.cell_of(risks)))
+        assert [p["risk"] for p in row[stage]["curve"]] == pytest.approx(bins.risk / bins.n, abs=1e-3)
+        assert [p["share"] for p in row[stage]["curve"]] == pytest.approx(bins.positives / bins.n)
+        for point in row[stage]["decisions"]:
+            t = point["threshold"]
+            each = np.where(now >= t - 1e-9, np.where(outcomes == 1, 1.0, -t / (1 - t)), 0.0)
+            assert point["net_benefit"] == pytest.approx(each.mean(), abs=1e-9)
+            assert point["all"] == pytest.approx(np.where(outcomes == 1, 1.0, -t / (1 - t)).mean())
+
+
+def test_shares_are_those_of_the_patients(cases, section):
+    row = next(row for row in section["rows"] if row["site"] == "site-1")
+    risks, outcomes = risks_of(cases["site-1"])
+    flags, ill = risks >= 0.5, outcomes == 1
+    rates = row["before"]["rates"]
+    assert rates["sensitivity"]["value"] == pytest.approx(flags[ill].mean())
+    assert rates["specificity"]["value"] == pytest.approx((~flags[~ill]).mean())
+    assert rates["ppv"]["value"] == pytest.approx(ill[flags].mean())
+    assert rates["npv"]["value"] == pytest.approx((~ill[~flags]).mean())
+    assert all(rate["low"] < rate["value"] < rate["high"] for rate in rates.values())
+
+
+def test_sites_and_groups_are_summed_up(section):
+    rows = {row["site"]: row["after"] for row in section["rows"]}
+    worst = max(rows, key=lambda site: abs(rows[site]["calibration"]["value"]))
+    found = section["summary"]["after"]["calibration"]
+    assert found["worst_site"] == worst and found["worst"] == abs(rows[worst]["calibration"]["value"])
+    assert section["in_use"] == "after"
+    quantities = clinical_quantities({"clinical": section})
+    assert quantities["calibration_worst"] == found["worst"] and quantities["brier_mean"] > 0.1
+    female = section["groups"][0]
+    cells = [cell["before"] for cell in section["cells"] if cell["group"] == "female"]
+    assert female["group"] == "female" and female["n"] == sum(cell["n"] for cell in cells)
+    weighted = sum(cell["n"] * cell["brier"]["value"] for cell in cells) / female["n"]
+    assert female["before"]["brier"] == pytest.approx(weighted)
+
+
+def test_a_step_that_the_run_did_not_ask_for_is_not_in_use(section, cases):
+    trail = SimpleNamespace(
+        evaluation={"sites": {}},
+        after={"x": {"step": "recalibrate", "sites": {}, "clinical": {"site-0": {"n": 40.0, "calibration": 0.1}}}},
+    )
+    found = clinical_section(trail, {"min_count": 10}, ABOUT, ["site-0"])
+    assert found["in_use"] == "before" and clinical_quantities({"clinical": found})["calibration_worst"] is None
+
+
+def test_a_log_without_any_has_no_section():
+    trail = SimpleNamespace(evaluation={"sites": {"a": {"test": {"auc": 0.5}}}}, after={})
+    assert clinical_section(trail, {}, {}, ["a"]) is None
+    assert clinical_quantities({"clinical": None})["ece_mean"] is None
+
+
+def test_sites_with_bins_are_drawn_and_small_ones_are_not(section):
+    drawn_sites = site_figures(section)
+    assert len(drawn_sites) == 2 and all(svg.startswith("<svg") for svg in drawn_sites)
+    assert "treat all" in "".join(drawn_sites) and "site-2" not in "".join(drawn_sites)
