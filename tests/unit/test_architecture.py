@@ -30,7 +30,7 @@ BELOW = {
     "papers": {"core", "report"},
     "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
     "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
-    "inference": {"core", "functional", "federation", "clinic", "report", "build"},
+    "inference": {"core", "functional", "federation", "clinic", "report", "build", "trainers"},
     "testing": {"core", "functional", "privacy", "federation", "build", *PARTS},
     "app": {
         "core",

@@ -15,6 +15,7 @@ from fairflare.app.commands.contribution import contribution
 from fairflare.app.commands.data import preflight, prepare
 from fairflare.app.commands.describe import describe
 from fairflare.app.commands.export import export
+from fairflare.app.commands.export_model import export_model
 from fairflare.app.commands.init import init
 from fairflare.app.commands.listing import list_methods, list_tasks
 from fairflare.app.commands.new import new
@@ -35,6 +36,7 @@ COMMANDS = (
     contribution,
     describe,
     export,
+    export_model,
     init,
     list_methods,
     list_tasks,

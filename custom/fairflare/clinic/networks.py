@@ -241,12 +241,22 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     """The network ``name`` with the arguments of its function; weights come from torch's global generator.
 
+    Its attribute ``made_of`` says how it was made, for whoever exports it.
+
     Raises:
         UserError: there is no such network; the text lists the valid names.
     """
     if name not in NETWORKS:
         raise UserError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")
-    return NETWORKS[name](*args, **kwargs)
+    network = NETWORKS[name](*args, **kwargs)
+    options = {key: value for key, value in kwargs.items() if key != "pretrained_weights"}
+    network.made_of = {"name": name, "sizes": list(args), "options": options}  # type: ignore[assignment]  # a plain attribute, which no state dict holds
+    return network
+
+
+def rebuilt(name: str, sizes: Sequence[int], **options: object) -> nn.Module:
+    """A network as ``made_of`` describes it."""
+    return build(name, *sizes, **options)
 
 
 def normalisation(network: nn.Module) -> str:

@@ -74,6 +74,7 @@ def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **optio
         text = " ".join(str(error).split())[:300]
         raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({text})") from error
     expect(f"model: {dotted}: output of two examples", got == (2, *outputs), f"shape {(2, *outputs)}", got)
+    network.made_of = {"class_path": dotted, "args": args}
     return network.train()
 
 

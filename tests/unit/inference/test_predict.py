@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fairflare predict``: what sites measured comes out again, in files that fit their inputs, and nothing is spoilt."""
 
-import csv
 import json
 import shutil
 
@@ -11,96 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.app.cli import main
 from fairflare.clinic.readers.geometry import geometry_of
 from fairflare.clinic.readers.masks import pixel_values, restored
 from fairflare.core.errors import UserError
 from fairflare.datasets.readers import heart
 from fairflare.inference.opened import open_run
 from fairflare.inference.whole import whole_folder
-from own_folder import picture, write_images
+from model_use import call, reported, rows, run, write_patients
+from own_folder import picture
 
 pytestmark = pytest.mark.slow
-
-
-def call(capsys, *arguments):
-    """Exit code, stdout and stderr of a command."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code, *capsys.readouterr()
-
-
-def run(folder, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(["run", *map(str, arguments), "--workers", "1", "--out", str(folder)])
-    assert stop.value.code == 0
-    return folder
-
-
-def rows(folder):
-    with (folder / "predictions.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def reported(folder, site, split="test"):
-    site = json.loads((folder / "report.json").read_text())["sites"][site]
-    return site["metrics" if split == "test" else "val_metrics"]
-
-
-def write_patients(path, site, split="test"):
-    """A hospital's patients of one split as a table with the data set's own columns; returns their labels."""
-    from fairflare.build import tasks
-
-    task = tasks.load("heart", "full")
-    first = {name: 0 for name in heart.FILES}
-    start = 0
-    for name in heart.FILES:
-        first[name] = start
-        start += len(heart.patients(name)["num"])
-    places = task.rows(site)[split] - first[site]
-    columns = heart.patients(site)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(heart.COLUMNS[:-1])
-        for place in places:
-            cells = [columns[name][place] for name in heart.COLUMNS[:-1]]
-            writer.writerow(["" if np.isnan(cell) else f"{cell:g}" for cell in cells])
-    return heart.diseased(site)[places]
-
-
-@pytest.fixture(scope="session")
-def heart_run(tmp_path_factory):
-    """Three rounds with recalibration, whose figures are of the test split."""
-    folder = tmp_path_factory.mktemp("use") / "heart"
-    return run(folder, "fedavg", "--task", "heart:full", "--rounds", 3, "--set", "after=recalibrate")
-
-
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory):
-    """Images of 64 pixels would need no resampling; these are 48 x 40."""
-    return write_images(tmp_path_factory.mktemp("use") / "photos", masks=False)
-
-
-@pytest.fixture(scope="session")
-def photo_run(photos, tmp_path_factory):
-    own = ["--datalists", photos, "--kind", "classification", "--classes", "healthy,ill", "--set", "size=32"]
-    return run(tmp_path_factory.mktemp("use") / "photo", "fedavg", *own, "--rounds", 2)
-
-
-@pytest.fixture(scope="session")
-def mask_data(tmp_path_factory):
-    """As the network takes them: 64 x 64, so that masks are scored as the sites score them."""
-    root = write_images(tmp_path_factory.mktemp("use") / "masks", masks=True)
-    for path in root.rglob("*.png"):
-        size = Image.open(path).resize((64, 64), Image.Resampling.NEAREST)
-        size.save(path)
-    return root
-
-
-@pytest.fixture(scope="session")
-def mask_run(mask_data, tmp_path_factory):
-    own = ["--datalists", mask_data, "--kind", "segmentation", "--classes", "lesion"]
-    return run(tmp_path_factory.mktemp("use") / "mask", "fedavg", *own, "--rounds", 3)
 
 
 def test_a_hospitals_figures_come_out_again(heart_run, tmp_path, capsys):

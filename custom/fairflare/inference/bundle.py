@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MONAI bundle of a run's model: configurations, weights, and the few files of this package that it needs, copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import fairflare
+from fairflare.clinic.readers.pictures import Reader
+from fairflare.core.errors import UserError
+from fairflare.core.versions import versions
+from fairflare.federation.state import save_json, save_model, save_text
+from fairflare.inference.card import card
+from fairflare.inference.opened import Opened
+from fairflare.inference.whole_model import WholeModel, threshold_of
+
+COPIED = (
+    "core/errors.py",
+    "core/validation.py",
+    "clinic/networks.py",
+    "clinic/readers/datalist.py",
+    "clinic/readers/geometry.py",
+    "clinic/readers/masks.py",
+    "clinic/readers/pictures.py",
+    "clinic/readers/table_features.py",
+    "inference/apply.py",
+    "inference/modules.py",
+)
+"""Files that a bundle carries as ``scripts/NAME.py``; they import one another, numpy, torch and MONAI."""
+IMPORT = re.compile(r"from fairflare\.(?:\w+\.)*(\w+) import")
+LICENSE = (
+    "The files below scripts/ are part of FairFLARE, Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+)
+
+
+def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
+    """Write the bundle to ``folder``; returns what it needs beside torch and MONAI, a line each."""
+    images = opened.task.image_inputs()
+    if images is not None and type(images.reader) is not Reader:
+        raise UserError(f"bundle: task {opened.config.task} reads its files in a way of its own; use another format")
+    for name in ("configs", "models", "scripts", "docs"):
+        (folder / name).mkdir()
+    model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
+    save_model(folder / "models" / "model.pt", model)
+    network, needed = _network(opened)
+    save_json(folder / "configs" / "inference.json", _inference(opened, whole, network))
+    save_json(folder / "configs" / "metadata.json", _metadata(opened, whole))
+    save_text(folder / "scripts" / "__init__.py", "# SPDX-License-Identifier: Apache-2.0\n")
+    for name in COPIED:
+        save_text(folder / "scripts" / Path(name).name, copied(name))
+    save_text(folder / "LICENSE-scripts.txt", LICENSE)
+    how = [
+        "In this folder, with torch, MONAI and fire:",
+        "",
+        "```",
+        f"python -m monai.bundle run --config_file configs/inference.json --inputs {_example(opened)} --output_dir out",
+        "```",
+    ]
+    inputs = f"{'image files' if images is not None else 'a CSV file'}; the network's module takes {whole.inputs}"
+    remarks = (*whole.remarks, *needed)
+    save_text(folder / "docs" / "README.md", card(opened, how, inputs, whole.outputs, remarks))
+    return needed
+
+
+def copied(name: str) -> str:
+    """A file of this package as a bundle has it: importing its neighbours in ``scripts``."""
+    text = (Path(fairflare.__file__).parent / name).read_text(encoding="utf-8")
+    return IMPORT.sub(r"from scripts.\1 import", text)
+
+
+def _example(opened: Opened) -> str:
+    return "images/" if opened.task.image_inputs() is not None else "table.csv"
+
+
+def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
+    """The network's definition, and what it needs."""
+    made = getattr(opened.network, "made_of", None)
+    if not isinstance(made, dict):
+        raise UserError("bundle: nobody has said what the run's network is made of; use another format")
+    if "class_path" in made:
+        dotted, args = made["class_path"], made["args"]
+        own = [] if dotted.startswith("monai.") else [f"the network needs your module {dotted.partition('.')[0]}"]
+        return {"_target_": dotted, **args}, own
+    return {"_target_": "scripts.networks.rebuilt", "name": made["name"], "sizes": made["sizes"], **made["options"]}, []
+
+
+def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> dict[str, Any]:
+    images, table = opened.task.image_inputs(), opened.task.table_inputs()
+    content: dict[str, Any] = {
+        "imports": ["$import scripts.apply as apply"],
+        "bundle_root": ".",
+        "inputs": _example(opened),
+        "output_dir": "out",
+        "network_def": network,
+        "before": whole.before,
+        "after": whole.after,
+        "model": "$apply.loaded(@network_def, @bundle_root + '/models/model.pt', @before, @after)",
+        "classes": list(opened.task.classes),
+        "batch_size": 16,
+    }
+    if images is not None:
+        reader = images.reader
+        content["preprocessing"] = {
+            "_target_": "scripts.apply.Images",
+            "size": reader.size,
+            "channels": reader.channels,
+        }
+    elif table is not None:
+        features = {
+            key: [dataclasses.asdict(one) for one in group]
+            for key, group in (("numbers", table.numbers), ("plain", table.plain))
+        }
+        content["preprocessing"] = {"_target_": "scripts.apply.Table", **features, "gaps": list(table.gaps)}
+    if images is not None and images.reader.values is not None:
+        content["values"] = {name: list(group) for name, group in images.reader.values.items()}
+        content["background"] = list(images.reader.background)
+        content["threshold"] = threshold_of(opened)
+        last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background, @threshold)"
+    else:
+        last = "$apply.classify(@model, @preprocessing, @inputs, @output_dir, @classes, @batch_size)"
+    return {**content, "run": [last]}
+
+
+def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
+    """In MONAI's form, as far as it is about images."""
+    known, about = versions(), opened.about
+    images, masks = opened.task.image_inputs(), not opened.task.class_labels
+    shape = list(whole.example.shape[1:])
+    image = {
+        "type": "image" if images is not None else "tabular",
+        "format": "magnitude" if images is not None else "numbers",
+        "num_channels": shape[0],
+        "spatial_shape": shape[1:],
+        "dtype": "float32",
+        "value_range": [0, 255] if images is not None else [],
+        "is_patch_data": False,
+        "channel_def": {"0": "image" if images is not None else "features"},
+    }
+    pred = {
+        "type": "probabilities",
+        "format": "segmentation" if masks else "classification",
+        "num_channels": len(opened.task.classes),
+        "spatial_shape": shape[1:] if masks else [],
+        "dtype": "float32",
+        "value_range": [0, 1],
+        "is_patch_data": False,
+        "channel_def": {str(k): name for k, name in enumerate(opened.task.classes)},
+    }
+    return {
+        "version": "0.1.0",
+        "changelog": {"0.1.0": f"exported from {opened.folder.name}, model {opened.model_sha256}"},
+        "monai_version": known["monai"],
+        "pytorch_version": known["torch"],
+        "numpy_version": known["numpy"],
+        "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=2.4"},
+        "name": str(about.get("title")),
+        "task": f"{opened.config.task} ({'segmentation' if masks else 'classification'})",
+        "description": f"{opened.config.method}, {opened.finished} rounds over {len(about['sites'])} sites",
+        "authors": "whoever ran the federation",
+        "copyright": "the weights': theirs; scripts/: the FairFLARE authors",
+        "data_source": str(about.get("real")),
+        "intended_use": "research; not a medical device",
+        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
+    }

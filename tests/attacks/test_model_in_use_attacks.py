@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run folders and sites' files that somebody else has made, given to ``predict`` and ``export-model``."""
+
+import json
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from fairflare.core.errors import UserError
+from fairflare.inference.opened import open_run
+from fairflare.inference.places import site_file
+from fairflare.inference.whole import check
+from run_folders import call, edit_json, run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("attack") / "run"
+    run("ditto", made)
+    return made
+
+
+class Harm:
+    """What runs where a file is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return open, (str(self.mark), "w")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "sites/site-1.personal.pt"])
+def test_no_file_of_a_run_in_use_is_executed(folder, tmp_path, name):
+    mark, path = tmp_path / "harm", folder / name
+    before = path.read_bytes()
+    try:
+        torch.save({"head.weight": Harm(mark)}, path)
+        for content in (path.read_bytes(), pickle.dumps(Harm(mark))):
+            path.write_bytes(content)
+            with pytest.raises(UserError):
+                open_run(folder, "site-1")
+            assert not mark.exists()
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_personal_model_of_another_network_or_not_finite_is_refused(folder):
+    path = folder / "sites" / "site-1.personal.pt"
+    before = path.read_bytes()
+    model = torch.load(path, weights_only=True)
+    first = next(iter(model))
+    try:
+        for wrong in (
+            {**model, first: model[first][:1]},
+            {**model, first: model[first] * float("nan")},
+            {"x": model[first]},
+        ):
+            torch.save(wrong, path)
+            with pytest.raises(UserError):
+                open_run(folder, "site-1")
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("scaling", [None, {"fill": [0.0]}, {"fill": ["x"], "mean": [1], "std": [1]}, 7])
+def test_a_sites_scaling_of_another_form_is_refused(folder, scaling):
+    path = folder / "sites" / "site-1.inputs.json"
+    before = path.read_bytes()
+    try:
+        edit_json(path, lambda content: content.update(scaling=scaling))
+        with pytest.raises(UserError, match="scaling"):
+            open_run(folder, "site-1")
+    finally:
+        path.write_bytes(before)
+
+
+def test_no_site_leads_out_of_the_folder(folder, tmp_path):
+    (tmp_path / "other.personal.pt").write_bytes(b"x")
+    for name in ("../other", "site-1/../../other", "nobody", "", "."):
+        if name:
+            with pytest.raises(UserError, match="--site"):
+                open_run(folder, name)
+    assert site_file(folder / "sites", "site", ".personal.pt") is None  # not that of site-1
+
+
+def test_force_replaces_nothing_but_what_this_package_has_made(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("x")
+    for mark in (None, {"made": "model", "files": ["thesis.txt"]}, {"made": "predictions", "files": "all"}):
+        if mark:
+            (out / "fairflare.json").write_text(json.dumps(mark))
+        with pytest.raises(UserError):
+            check(out, "predictions", True)
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    with pytest.raises(UserError, match="not a folder"):
+        check(link, "predictions", True)
+    assert (out / "thesis.txt").read_text() == "x"
+
+
+def test_an_archive_that_grows_is_no_model(folder):
+    path = folder / "sites" / "site-1.personal.pt"
+    before = path.read_bytes()
+    try:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", b"\0" * 10_000_000)
+        with pytest.raises(UserError, match="compressed"):
+            open_run(folder, "site-1")
+    finally:
+        path.write_bytes(before)
+
+
+def test_an_edited_configuration_is_not_used(folder, tmp_path):
+    assert call("verify", folder) in (0, None)
+    before = (folder / "config.json").read_bytes()
+    try:
+        edit_json(folder / "config.json", lambda content: content.update(seed=9))
+        with pytest.raises(UserError, match="config.json"):
+            open_run(folder)
+    finally:
+        (folder / "config.json").write_bytes(before)
