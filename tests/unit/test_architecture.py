@@ -50,7 +50,7 @@ BELOW = {
 """Room -> the rooms below it, which it may import."""
 ALONE = {"flare/simulate.py": {"datasets"}}
 """File -> what it alone of its room may import too: a job lacks the room ``datasets``, or most of it."""
-TOP = {"__init__": set(), "__main__": {"app"}}
+TOP = {"__init__": set(), "__main__": {"app"}, "client": {"flare", "probes"}}
 """What stands at the package's top level."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 

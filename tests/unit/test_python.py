@@ -45,7 +45,7 @@ def test_settings_are_those_of_the_command_line():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"task": "heart", "ruonds": 3}, "Federation: unknown key 'ruonds'; did you mean 'rounds'"),
+        ({"task": "heart", "ruonds": 3}, "Federation: unknown key 'ruonds'; did you mean rounds"),
         ({"task": "heart", "rounds": "x"}, "'--rounds': 'x' is not a valid integer"),
         ({"task": "heart", "settings": {"rule.qq": 1}}, "unknown key 'rule.qq'"),
         ({"task": "heart", "settings": 3}, "set: expected names and values"),

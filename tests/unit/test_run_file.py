@@ -88,7 +88,7 @@ def test_relative_paths_start_at_the_file(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("method: fedavg\ntask: heart\nruonds: 3\n", "run.yaml: unknown key 'ruonds'; did you mean 'rounds'?"),
+        ("method: fedavg\ntask: heart\nruonds: 3\n", "run.yaml: unknown key 'ruonds'; did you mean rounds?"),
         ("method: fedavg\nxyzzy: 3\n", "run.yaml: unknown key 'xyzzy'; known: method, "),
         ("task: heart\n", "run.yaml: expected the key 'method', got ['task']"),
         ("method: 3\ntask: heart\n", "run.yaml: method: expected a method's id, got 3"),

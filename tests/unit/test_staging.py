@@ -112,7 +112,7 @@ sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
 from fairflare.build import tasks
-assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) == 4, sorted(tasks.TASKS)
+assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) == 5, sorted(tasks.TASKS)
 task = tasks.load(sys.argv[2])
 task.network(), task.sites()
 """

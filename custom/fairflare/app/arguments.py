@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import shown
+from fairflare.core.validation import SITE, shown
 
 LONGEST_NAME = 100
 """Characters of a folder's name that stand for a method's settings."""
@@ -63,6 +63,24 @@ def own_data(
     pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
     pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
     return chosen, pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
+
+    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file.
+
+    Raises:
+        UserError: no folder in DIR.
+    """
+    pairs: tuple[str, ...] = (f"script={script.stem}.network",)
+    if data is not None:
+        names = sorted(path.name for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
+        names = [name for name in names if SITE.fullmatch(name)]
+        if not names:
+            raise UserError(f"--data {data}: expected a folder with a folder per site")
+        pairs += (f"datalists={data.resolve()}", f"site_names={','.join(names)}")
+    return "script", pairs + ((f"labels={classes}",) if classes else ())
 
 
 def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:

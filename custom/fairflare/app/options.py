@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from fairflare.app.arguments import KINDS, own_data, own_pairs, parse_pairs
+from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
@@ -129,9 +129,13 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         metavar="FILE",
         help="Your own .py file or package that the run needs, for a network or build_data; repeat for more.",
     )
+    @click.option(
+        "--script", type=PATH, metavar="FILE", help="Your own training loop, on fairflare.client; FLARE runs it."
+    )
     @functools.wraps(command)
     def with_task(
         *,
+        script: Path | None,
         task: str | None,
         datalists: Path | None,
         kind: str | None,
@@ -140,8 +144,13 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         pairs: tuple[str, ...],
         **others: Any,
     ) -> None:
-        user_code.use(code)
-        chosen, own = own_data(task, datalists, kind, classes)
+        user_code.use((*code, *([script] if script else [])))
+        if script:
+            if task or kind:
+                raise UserError("--script: goes with --data DIR, without --task and --kind")
+            chosen, own = own_script(script, datalists, classes)
+        else:
+            chosen, own = own_data(task, datalists, kind, classes)
         command(task=chosen, pairs=own_pairs(own, pairs), **others)
 
     return with_task

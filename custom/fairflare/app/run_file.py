@@ -7,7 +7,6 @@ paths start at the file. What the user gives beside the file wins.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import click
 
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 from fairflare.core.validation import check_plain, expected, shown
 
 LARGEST = 65_536
@@ -91,7 +91,7 @@ def as_arguments(
     keys, given = known_keys(command), dict(content)
     for key in given:
         if key not in keys:
-            raise UserError(f"{where}: unknown key {shown(key)}; {nearest(key, keys)}")
+            raise UserError(f"{where}: {unlisted('key', str(key), list(keys))}")
     found = [_method(given.pop(METHOD), where)] if METHOD in given else []
     won = {pair.partition("=")[0].strip() for pair in pairs}
     settings = flat_settings(given.pop(SETTINGS, None) or {}, where)
@@ -150,14 +150,8 @@ def _loader() -> Any:
 def known_keys(command: click.Command) -> dict[str, click.Option]:
     """Key of a file -> the option that it stands for; the method's and the settings' are among the keys."""
     options = [one for one in command.params if isinstance(one, click.Option)]
-    named = {one.opts[0].removeprefix("--").replace("-", "_"): one for one in options}
+    named = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
     return {METHOD: named[SETTINGS], **{key: one for key, one in named.items() if key not in NOT_HERE}}
-
-
-def nearest(key: Any, known: Mapping[str, Any]) -> str:
-    """ "did you mean ...?" where a known key is spelt like ``key``, else all known keys."""
-    close = difflib.get_close_matches(str(key), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:

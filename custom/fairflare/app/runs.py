@@ -37,6 +37,7 @@ from fairflare.build.config_checks import asked_sites, refuse_pooling
 from fairflare.build.local import SITES, LocalSites, run_local
 from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts, build_parts
+from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
@@ -92,6 +93,7 @@ def execute(
         UserError: the folder cannot be used, or the task's data are not there.
         RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
     """
+    env = env_of(config, env)
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
     parts.task.check_data()
     for caution in cautions(config, parts):
@@ -110,6 +112,11 @@ def execute(
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
         return _in_process(config, parts, folder, workers)
+
+
+def env_of(config: RunConfig, env: str) -> str:
+    """Where a run takes place that was asked for in ``env``: a script needs FLARE's processes, in place of "local"."""
+    return "sim" if config.task == Script.name and env == "local" else env
 
 
 def cautions(config: RunConfig, parts: Parts) -> list[str]:
@@ -229,6 +236,7 @@ def run_once(
     workers: int | None = 1,
 ) -> Mapping[str, Any]:
     """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
+    env = env_of(config, env)
     found = None if force or not folder.is_dir() else _configured(folder)
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
         return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)

@@ -27,6 +27,7 @@ from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
+from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.errors import DataError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
@@ -131,12 +132,20 @@ def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None
     method = registry.get_method(config.method)
     described = {
         "about": about(config, parts),
-        "title": composed_title(method, config.parts),
+        "title": _title(config, parts),
         "paper": str(method.paper),
         "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),
     }
     save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
+
+
+def _title(config: RunConfig, parts: Parts) -> str:
+    """The method and the parts that are not its own, or the script that trains in their place."""
+    method = registry.get_method(config.method)
+    if isinstance(parts.task, Script):
+        return f"{composed_title(method, config.parts)}, script {parts.task.module}.py"
+    return composed_title(method, config.parts)
 
 
 def _has_begun(folder: Path) -> bool:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.build import tasks
-from fairflare.build.after import step_class
+from fairflare.build.after import NO_STEP, step_class
 from fairflare.build.composition import refuse_bounds, refuse_misfits, refuse_sums
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import LABEL
 from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
@@ -31,6 +32,7 @@ from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
 from fairflare.rules.base import Rule, SummedRule
 from fairflare.selectors.base import Selector
+from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.build.config import RunConfig
@@ -56,6 +58,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     after_settings = _check_after(config, task)
     if config.solo:
         _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
+    if isinstance(task, Script):
+        _check_script(config, made.trainer)
     _check_bounds(config, made.rule)
     _check_best(config, made.rule, task.headline)
     for module in config.code:
@@ -74,6 +78,19 @@ def checked_config(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         config, settings=settings, training=training, options=options, after_settings=after_settings
     )
+
+
+def _check_script(config: RunConfig, trainer: Trainer) -> None:
+    """Raise UserError for what a site cannot do whose own script trains in the place of this package's parts."""
+    alone = not (trainer.has_server_half or trainer.keeps_personal_model or trainer.receives)
+    what = "one that exchanges models alone with a script, which trains in its place (--trainer sgd)"
+    expected("trainer", alone, what, config.trainer)
+    expected(
+        "secure_sum", config.secure_sum == NONE, "none with a script, whose answers nobody masks", config.secure_sum
+    )
+    expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
+    expected("stacked", not config.stacked, "false with a script", config.stacked)
+    expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
 
 
 def _check_bounds(config: RunConfig, rule: Rule) -> None:

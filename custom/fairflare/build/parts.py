@@ -15,6 +15,7 @@ from fairflare.build.config import RunConfig
 from fairflare.build.method_parts import method_parts, part
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
@@ -141,6 +142,8 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     rule = bounded(made.rule, config.bounds)
     parts = Parts(task, rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
+    if isinstance(task, Script) and parts.has_personal:
+        raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
     if config.stacked and (

@@ -118,6 +118,12 @@ def _is_declared(module: str) -> bool:
     return home in code_files() or home.parent in _vouched
 
 
+def declared_file(module: str) -> Path | None:
+    """The file of the top-level ``module``, a package's ``__init__`` for one; None where it is not declared."""
+    _listen()
+    return _origin(module) if module.isidentifier() and _is_declared(module) else None
+
+
 def _origin(module: str) -> Path | None:
     """The file that an import of the top-level ``module`` would run, or has run."""
     try:

@@ -60,6 +60,8 @@ class Site:
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
         memory: what it keeps from round to round.
         egress: what may leave the site; None checks nothing.
+        script: does the work in place of trainer and probes, on data of its own; what it answers is checked as any
+            answer is.
         look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
         tell: called with every finding, whose text is for the people at the site.
         aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
@@ -87,6 +89,7 @@ class Site:
     min_count: int | None = 10
     memory: SiteMemory = field(default_factory=SiteMemory)
     egress: Egress | None = None
+    script: Callable[[Instruction], Answer] | None = None
     look: Callable[[], tuple[list[Finding], SiteData | None]] = lambda: ([], None)
     tell: Callable[[Finding], None] = lambda finding: None
     aggregation: SitePart = field(default_factory=PlainAtSite)
@@ -163,6 +166,8 @@ class Site:
         check_received(instruction, self.receives)
         seed = self._seed_of(instruction)
         seed_everything(seed)
+        if self.script is not None:
+            return self.script(instruction)
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)

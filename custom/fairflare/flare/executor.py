@@ -22,6 +22,7 @@ from nvflare.apis.signal import Signal
 
 from fairflare.build.assembly import build_site
 from fairflare.build.parts import build_parts
+from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction
@@ -33,6 +34,7 @@ from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
+from fairflare.flare.script import ScriptRunner
 from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
@@ -75,11 +77,14 @@ class FairExecutor(Executor):
         super().__init__()
         self.config = config
         self._site: Site | None = None
+        self._script: ScriptRunner | None = None
         self._claim = contextlib.ExitStack()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Give the site's memory free for the next job when this one ends."""
+        """When the job ends, stop the site's script and give its memory free for the next job."""
         if event_type == EventType.END_RUN:
+            if self._script is not None:
+                self._script.end(fl_ctx)
             self._claim.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -88,6 +93,8 @@ class FairExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             site = self._ready(fl_ctx)
+            if self._script is not None:
+                self._script.use(fl_ctx, abort_signal)
             foreign = task_name == VALIDATE
             read = validation_from_shareable if foreign else partial(instruction_from_shareable, task_name)
             answer = self._watched(site, read(shareable), fl_ctx, abort_signal)
@@ -168,6 +175,9 @@ class FairExecutor(Executor):
                 tell=lambda finding: _append(findings, str(finding)),
                 credentials=None if config.secure_sum == NONE else site_credentials(fl_ctx),
             )
+            if isinstance(parts.task, Script):
+                self._script = ScriptRunner(config, parts, self._site, local)
+                self._site.script = self._script.answer
         return self._site
 
 

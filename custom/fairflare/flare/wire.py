@@ -65,7 +65,11 @@ def instruction_to_model(instruction: Instruction) -> FLModel:
 
 def instruction_from_shareable(task_name: str, shareable: Shareable) -> Instruction:
     """Read ``instruction_to_model`` back at a site; raises ValueError when server and site speak different versions."""
-    model = FLModelUtils.from_shareable(shareable)
+    return instruction_from_model(task_name, FLModelUtils.from_shareable(shareable))
+
+
+def instruction_from_model(task_name: str, model: FLModel) -> Instruction:
+    """The same of FLARE's model, as its Client API hands it to a script."""
     meta = model.meta or {}
     version = meta.get("fairflare")
     if version != VERSION:
@@ -105,8 +109,13 @@ def by_split(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
 
 def answer_to_shareable(answer: Answer) -> Shareable:
     """The task result of one answer."""
+    return FLModelUtils.to_shareable(answer_to_model(answer))
+
+
+def answer_to_model(answer: Answer) -> FLModel:
+    """The same as FLARE's model, as its Client API takes it from a script."""
     update, metrics = _at("params", answer), _at("metrics", answer)
-    model = FLModel(
+    return FLModel(
         params=_whole(update) if update is not None else None,
         params_type=ParamsType.DIFF if update is not None else None,
         # FLARE sends nothing without weights or metrics; a second answer has neither.
@@ -114,7 +123,6 @@ def answer_to_shareable(answer: Answer) -> Shareable:
         current_round=answer.round,
         meta={"fairflare": VERSION, **_meta(answer)},
     )
-    return FLModelUtils.to_shareable(model)
 
 
 def answer_from_model(model: FLModel, site: str | None = None) -> Answer:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site whose work is a script of its own: FLARE's Client API runs it, and its answers are answers like any other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.client.config import ExchangeFormat
+
+from fairflare.build.config import RunConfig
+from fairflare.build.parts import Parts
+from fairflare.clinic.site_config import find_site_config
+from fairflare.clinic.tasks.script import Script
+from fairflare.core.errors import DataError
+from fairflare.core.imports import imports
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
+from fairflare.core.user_code import declared_file
+from fairflare.federation.site import Site
+from fairflare.flare import script_side
+from fairflare.flare.wire import answer_from_model, instruction_to_model
+from fairflare.privacy.egress import EgressRefused
+
+CLIENT = "fairflare.client"
+
+
+class ScriptFailed(Exception):
+    """The script ended, raised or answered nothing; its traceback is in the site's own log."""
+
+
+class ScriptRunner:
+    """The thread in which a site's script runs, from the first task to the job's end.
+
+    Args:
+        config: the run.
+        parts: its objects.
+        site: whose work the script does; what leaves it is still the site's to check.
+        local: the site's own folder of configuration.
+    """
+
+    def __init__(self, config: RunConfig, parts: Parts, site: Site, local: Path) -> None:
+        task = parts.task
+        assert isinstance(task, Script)
+        path = script_file(task.module)
+        self._site, self._min_count = site, site.min_count
+        self._executor = ClientAPIExecutor(
+            ExecutionMode.IN_PROCESS,
+            task_script_path=str(path),
+            params_exchange_format=ExchangeFormat.RAW,
+            server_expected_format=ExchangeFormat.RAW,
+        )
+        self._fl_ctx: FLContext | None = None
+        self._abort = Signal()
+        script_side.here = script_side.Here(
+            site=site.name,
+            folder=task.folder(site.name, find_site_config(local, site.name)),
+            settings=dict(config.settings),
+            training=dict(config.training),
+            groups=parts.grouping.names,
+            min_count=site.min_count,
+            threads=config.threads,
+            wanted=parts.rule.wanted,
+        )
+
+    def use(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        """The context of the task that comes next; the first one starts the script."""
+        if self._fl_ctx is None:
+            self._executor.handle_event(EventType.START_RUN, fl_ctx)
+        self._fl_ctx, self._abort = fl_ctx, abort_signal
+
+    def end(self, fl_ctx: FLContext) -> None:
+        """Ask the script to stop, and wait for it a while."""
+        self._executor.handle_event(EventType.END_RUN, fl_ctx)
+
+    def answer(self, instruction: Instruction) -> Answer:
+        """What the script says.
+
+        Raises:
+            ScriptFailed: it says nothing.
+            EgressRefused: it reports numbers of a group that is too small.
+        """
+        asked = FLModelUtils.to_shareable(instruction_to_model(instruction))
+        assert self._fl_ctx is not None  # ``use`` comes first
+        found = self._executor.execute(instruction.task, asked, self._fl_ctx, self._abort)
+        if found.get_return_code() not in (None, ReturnCode.OK):
+            raise ScriptFailed(f"the script gave no answer to {instruction.task}: {found.get_return_code()}")
+        answer = answer_from_model(FLModelUtils.from_shareable(found), site=self._site.name)
+        refuse_small_groups(answer.scalars, self._min_count)
+        return answer if answer.update is not None else dataclasses.replace(answer, update_kind="diff")
+
+
+def script_file(module: str) -> Path:
+    """The file of a declared module that is a script of a federation.
+
+    A job names a module. What lies in a site's ``local/custom`` runs only if it is meant to: it imports
+    ``fairflare.client``.
+
+    Raises:
+        DataError: the module is not declared, is no single file, or is no such script.
+    """
+    path = declared_file(module)
+    if path is None or path.suffix != ".py":
+        raise DataError("code", f"script: the module {module!r} is not here, or is no single file")
+    if not any(f"{name}.".startswith(f"{CLIENT}.") for name in imports(path)):
+        raise DataError("code", f"script: {path.name} does not import {CLIENT}: it is no script of a federation")
+    return path
+
+
+def refuse_small_groups(scalars: Any, min_count: int | None) -> None:
+    """Raise EgressRefused where a script reports numbers of a group below ``min_count``, or of unknown size."""
+    if not isinstance(scalars, dict):
+        return
+    for name in scalars:
+        family, _, group = str(name).partition("/")
+        if family in (GROUP_LOSS, GROUP_COUNT) and group:
+            count = scalars.get(f"{GROUP_COUNT}/{group}")
+            if min_count is None or not isinstance(count, (int, float)) or count < min_count:
+                raise EgressRefused(f"scalar {name}: of a group below min_count or of unknown size")
