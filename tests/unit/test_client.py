@@ -204,6 +204,7 @@ def test_numbers_of_small_groups_stay():
         ("secure_sum", "masks"),
         ("after", "recalibrate"),
         ("stacked", True),
+        ("solo", True),
         ("build_data", "a.b"),
     ],
 )

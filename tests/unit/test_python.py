@@ -102,6 +102,8 @@ def test_python_yaml_and_command_line_make_the_same_bits(tmp_path):
     assert opened.config == federation.config and opened.sites.equals(federation.sites)
     with pytest.raises(UserError, match="has ended"):
         opened.fit()
+    with pytest.raises(UserError, match="gone.csv|its inputs"):
+        opened.predict(tmp_path / "gone.csv")
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from fairflare.app.commands.predict import predict
 from fairflare.app.commands.report import report, verify
 from fairflare.app.commands.riders import riders
 from fairflare.app.commands.run import resume, run
+from fairflare.app.commands.search import search
 from fairflare.app.commands.watch import watch
 from fairflare.app.failures import explained
 from fairflare.core.errors import UserError
@@ -49,6 +50,7 @@ COMMANDS = (
     resume,
     riders,
     run,
+    search,
     verify,
     watch,
 )

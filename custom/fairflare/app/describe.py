@@ -202,7 +202,7 @@ def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
         "real": cls.real,
         "simulated": cls.simulated,
         "classes": list(built.classes),
-        "headline": cls.headline,
+        "headline": built.headline,
         "primary": cls.primary,
         "metrics": list(built.metrics),
         "attributes": list(built.attributes),

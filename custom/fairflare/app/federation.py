@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -218,6 +219,51 @@ class Federation:
         found = {name: site["weight"] for name, site in self.report["sites"].items()}
         made = pandas.DataFrame(found, dtype=float)
         made.index = pandas.RangeIndex(1, len(made) + 1, name="round")
+        return made
+
+    def predict(
+        self,
+        inputs: Paths | Sequence[Paths],
+        *,
+        site: str = "",
+        which: str = "final",
+        plain: bool = False,
+        out: Paths | None = None,
+    ) -> pandas.DataFrame:
+        """The model on new images or the rows of a table, as ``fairflare predict`` does it (docs/using-a-model.md).
+
+        Args:
+            inputs: files, a folder, or one table.
+            site: whose model, scaling and thresholds are used; empty: the shared model alone.
+            which: "final" or "best".
+            plain: neither recalibration nor thresholds.
+            out: keeps the results in this new folder, which masks need.
+
+        Returns:
+            A row per case; ``attrs["unlike"]`` says what is unlike the training.
+
+        Raises:
+            UserError: something cannot be read, or masks have nowhere to go.
+        """
+        import pandas
+
+        from fairflare.inference.opened import open_run
+        from fairflare.inference.predict import predict
+        from fairflare.inference.whole import whole_folder
+
+        named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
+        with _as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+            opened = open_run(self._finished, site, which=which, plain=plain)
+            if out is None and not opened.task.class_labels:
+                raise UserError("predict: masks are files; expected out=FOLDER")
+            with (
+                contextlib.nullcontext(Path(scratch))
+                if out is None
+                else whole_folder(Path(out), "predictions", force=False) as folder
+            ):
+                found = predict(opened, named, folder)
+        made = pandas.DataFrame(found.rows, columns=found.header)
+        made.attrs["unlike"] = list(found.unlike)
         return made
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -24,6 +24,10 @@ class InProcess:
         """Every site is always there."""
         return list(self._sites)
 
+    def members(self) -> list[Site]:
+        """The sites' objects, for who changes what they have before a run."""
+        return list(self._sites.values())
+
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One answer per instruction; a site's exception is a bug here, not a fault of a network, and is raised."""
         for name in sorted(instructions):
