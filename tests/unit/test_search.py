@@ -71,6 +71,12 @@ def test_both_ends_must_be_values_of_the_setting(over, message):
         checked(Search("fedism", "support2", over))
 
 
+def test_a_script_is_not_searched():
+    choices = {"values": {"script": "train.network", "site_names": "A,B"}}
+    with pytest.raises(UserError, match="search: expected a task whose splits"):
+        checked(Search("fedavg", "script", {"train.lr": Range(0.1, 1.0)}, choices=choices))
+
+
 def test_without_optuna_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'fairflare\[search\]'"):

@@ -25,8 +25,10 @@ from fairflare.app.search_trials import TRIAL, best_of, run_trial
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
 from fairflare.clinic.metrics import described
+from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.seeds import derive
+from fairflare.core.validation import expected
 from fairflare.federation.best import Choice
 from fairflare.federation.state import save_json, save_text
 from fairflare.report.search import render_search, trials_csv
@@ -104,7 +106,9 @@ def checked(search: Search) -> RunConfig:
     _optuna()
     low, high = ({key: one.ends[k] for key, one in search.space.items()} for k in (0, 1))
     search.config(high)
-    return search.config(low)
+    config = search.config(low)
+    expected("search", config.task != Script.name, "a task whose splits this package reads, no script's", config.task)
+    return config
 
 
 def _optuna() -> Any:
