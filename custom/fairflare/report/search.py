@@ -43,7 +43,9 @@ def render_search(found: Json) -> str:
 @inline("search")
 def progress(figure: Figure, found: Json) -> str | None:
     """Each trial's score, and the best so far."""
-    points = [(row["trial"] + 1, row["score"]) for row in found["trials"] if row["score"] is not None]
+    from matplotlib.ticker import MaxNLocator
+
+    points = [(row["trial"], row["score"]) for row in found["trials"] if row["score"] is not None]
     if len(points) < 2:
         return None
     axes = figure.subplots()
@@ -53,6 +55,7 @@ def progress(figure: Figure, found: Json) -> str | None:
     numbers = [trial for trial, _ in points]
     axes.plot(numbers, [score for _, score in points], "o", color=BLUE, label="trial")
     axes.step(numbers, best, where="post", color=ORANGE, label="best so far")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("trial")
     axes.set_ylabel(f"{found['objective']} of {found['metric']}\n(validation)")
     legend(figure, axes)
