@@ -12,7 +12,7 @@ from fairflare.federation import loop
 from fairflare.federation.audit import GENESIS, entry_hash
 from fairflare.federation.site import Site
 
-SMALL = ["--task", "support2", "--rounds", "3", "--set", "model=linear", "--set", "batch_size=512"]
+SMALL = ["--task", "support2", "--rounds", "3", "--no-solo", "--set", "model=linear", "--set", "batch_size=512"]
 FINISHED = {"fedavg": "done", "fedism-plus": "plus", "fedheal": "heal"}
 
 
