@@ -82,7 +82,7 @@ def test_the_model_trained_alone_does_not_leave():
     answers = [victim.ask("solo"), victim.ask("benefit")]
     assert answers[0].benefit == {"rounds": float(ROUNDS)}
     assert all(answer.update is None and not answer.tensors and not answer.metrics for answer in answers)
-    egress = leaves(victim.config, victim.parts)
+    egress = leaves(victim.config, victim.parts, 10)
     with pytest.raises(EgressRefused, match="weights in an answer to solo"):
         egress.check("solo", Answer("VA", ROUNDS, update=victim.site.alone.model))
     with pytest.raises(EgressRefused, match="not on the list"):
@@ -97,7 +97,7 @@ def test_a_run_without_the_question_answers_nothing_of_it(task):
     with pytest.raises(ValueError, match="unknown task"):
         victim.ask(task)
     with pytest.raises(EgressRefused):
-        leaves(victim.config, victim.parts).check(task, Answer("VA", ROUNDS, benefit={"n": 45.0}))
+        leaves(victim.config, victim.parts, 10).check(task, Answer("VA", ROUNDS, benefit={"n": 45.0}))
 
 
 def test_a_site_may_refuse_to_say_it():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.build.assembly import build_site, egress_of
+from fairflare.build.assembly import build_site, leaves
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
 from fairflare.core.schema import IN_USE, Answer
@@ -28,7 +28,7 @@ def site_of(folder=None, **values):
     parts = build_parts(config)
     memory = None if folder is None else folder / f"{SITE}.pt"
     model = {key: value + 0.1 for key, value in parts.model.items()}
-    return build_site(config, parts, SITE, memory=memory), model, egress_of(config, parts, 10)
+    return build_site(config, parts, SITE, memory=memory), model, leaves(config, parts, 10)
 
 
 def asked(site, model, round=LAST, orders=None):

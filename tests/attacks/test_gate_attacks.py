@@ -150,7 +150,8 @@ def test_a_site_that_outweighs_everyone_stops_the_run_before_it_starts(others):
     answers = [statement("site-0", 10**8)] + [statement(f"site-{k}", n) for k, n in enumerate(others, start=1)]
     found, _ = inspect_preflight(answers, all_versions())
     assert [(f.level, f.code) for f in found["site-0"].findings] == [("error", "outsized")]
-    assert "site-0: train: outsized" in refusal(found, []) and "100000000 examples" in refusal(found, [])
+    assert refusal(found, []).startswith("preflight: site-0") and ": train: outsized: " in refusal(found, [])
+    assert "100000000 examples" in refusal(found, [])
     accepted, _ = inspect_preflight(answers, all_versions(), {}, ["outsized"])
     assert accepted["site-0"].findings[0].level == "accepted" and not refusal(accepted, [])
 
