@@ -89,6 +89,25 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
     return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
 
 
+def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them.
+
+    Raises:
+        UserError: the file is no plan, or one of another kind of data.
+    """
+    if plan is None:
+        return ()
+    from fairflare.build.plans import BESIDE, read_plan
+
+    kind, values = read_plan(plan)
+    if task.partition(":")[0] != kind:
+        raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")
+    keys = {pair.partition("=")[0].strip().rpartition(".")[2] for pair in given}
+    off = {name for key in keys for name in (key, *BESIDE.get(key, ()))}
+    own = {name.rpartition(".")[2]: value for name, value in values.items()}
+    return tuple(f"{name}={value}" for name, value in own.items() if name not in off)
+
+
 def _description(datalists: Path) -> dict[str, Any]:
     from fairflare.clinic.kinds.own import read_description
 

@@ -20,6 +20,7 @@ from fairflare.app.commands.init import init
 from fairflare.app.commands.listing import list_methods, list_tasks
 from fairflare.app.commands.new import new
 from fairflare.app.commands.paper import paper
+from fairflare.app.commands.plan import fingerprint, plan
 from fairflare.app.commands.predict import predict
 from fairflare.app.commands.report import report, verify
 from fairflare.app.commands.riders import riders
@@ -38,11 +39,13 @@ COMMANDS = (
     describe,
     export,
     export_model,
+    fingerprint,
     init,
     list_methods,
     list_tasks,
     new,
     paper,
+    plan,
     predict,
     preflight,
     prepare,

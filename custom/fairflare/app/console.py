@@ -167,6 +167,8 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     for row in sets["rows"]:
         found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
     out.print(found)
+    for said in _learned(summary):
+        out.print(said)
     _after(summary["after"])
     for sentence in (summary["benefit"] or {}).get("sentences", ()):
         say(sentence)
@@ -174,6 +176,14 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     if left_out:
         out.print(f"{left_out} updates were left out; the report says which and why")
     say(f"report: {folder / 'report.html'}")
+
+
+def _learned(summary: Mapping[str, Any]) -> list[str]:
+    """Whether the model has learned, and whether it was still improving."""
+    from fairflare.report.learned import sentences, verdict
+
+    doubt = verdict(summary)
+    return [*([f"[bold red]{escape(doubt)}[/]"] if doubt else []), *map(escape, sentences(summary))]
 
 
 def _after(sections: Sequence[Mapping[str, Any]]) -> None:

@@ -9,14 +9,17 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs
+from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs, plan_pairs
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
 
 DAY = 86400.0
 CACHE, OFF = "FAIRFLARE_CACHE", "off"
@@ -132,10 +135,12 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--script", type=PATH, metavar="FILE", help="Your own training loop, on fairflare.client; FLARE runs it."
     )
+    @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
     @functools.wraps(command)
     def with_task(
         *,
         script: Path | None,
+        plan: Path | None,
         task: str | None,
         datalists: Path | None,
         kind: str | None,
@@ -146,11 +151,12 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         user_code.use((*code, *([script] if script else [])))
         if script:
-            if task or kind:
-                raise UserError("--script: goes with --data DIR, without --task and --kind")
+            if task or kind or plan:
+                raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
             chosen, own = own_script(script, datalists, classes)
         else:
             chosen, own = own_data(task, datalists, kind, classes)
+            own = (*own, *plan_pairs(plan, chosen, pairs))
         command(task=chosen, pairs=own_pairs(own, pairs), **others)
 
     return with_task
@@ -207,6 +213,18 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_env
 
 
+def say_reasons(config: RunConfig) -> None:
+    """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
+    from fairflare.app import console
+    from fairflare.build.parts import build_parts
+    from fairflare.build.plans import reasons
+
+    if lines := reasons(config):
+        build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
+    for line in lines:
+        console.note(line)
+
+
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """METHOD and everything that makes one run of it; the command gets them as ``config``."""
 
@@ -241,6 +259,8 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         from fairflare.build.config import make_config
 
         values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
-        command(config=make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values), **others)
+        config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
+        say_reasons(config)
+        command(config=config, **others)
 
     return with_config

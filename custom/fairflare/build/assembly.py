@@ -28,6 +28,7 @@ from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
 from fairflare.clinic.tasks.script import Script
+from fairflare.clinic.trivial import trivial_results
 from fairflare.core import registry
 from fairflare.core.errors import DataError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
@@ -272,6 +273,7 @@ def build_site(
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit.at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
+        trivial=partial(trivial_results, parts.task, min_count=min_count),
         look=look,
         tell=tell,
         describe=described,

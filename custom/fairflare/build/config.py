@@ -15,6 +15,7 @@ from fairflare.build.chosen import PART_KEYS, chosen_parts, taken
 from fairflare.build.config_checks import checked_config
 from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
 from fairflare.build.method_parts import part, reference_of
+from fairflare.build.plans import NOTHING, plan_for
 from fairflare.clinic.base import Task
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
@@ -241,7 +242,7 @@ def make_config(
     chosen = chosen_parts(method, layers)
     entry, ids = chosen.method, chosen.ids
     task_class = type(tasks.load(name, preset or None))
-    preset = preset or next(iter(task_class.presets))
+    unnamed, preset = not preset, preset or next(iter(task_class.presets))
     classes = registry.owners(entry, **ids)
     step = validation.parsed(RunConfig, "after", taken("after", layers) or NO_STEP)
     after = step_class(step)
@@ -259,8 +260,11 @@ def make_config(
     found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
     found |= (reference_of(entry, owners) if _wants_reference(given) else {}) | given
     filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
-    built = tasks.load(name, preset, **_checked(owners, "task", found))
-    base = dataclasses.asdict(task_class.presets[preset].training)
+    options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
+    # Whoever names a preset has said what to train like.
+    learned = plan_for(name, options) if unnamed else NOTHING
+    built = tasks.load(name, preset, **learned.values("task", options), **options)
+    base = dataclasses.asdict(task_class.presets[preset].training) | learned.values("train", trained)
     return checked_config(
         RunConfig(
             method=entry.id,
@@ -269,7 +273,7 @@ def make_config(
             task=name,
             preset=preset,
             options=dataclasses.asdict(built),
-            training=_made(Training, base | _checked(owners, "train", found)),
+            training=_made(Training, base | trained),
             after=step,
             after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),

@@ -201,7 +201,8 @@ class Answer:
     )
     tensors: Any = _field("tensors", "tensors that the method's parts declare", default={}, secure="hidden")
     metrics: Any = _field(
-        _METRICS, "the task's metrics of the received model on the site's own splits",
+        _METRICS, "the task's metrics of the received model on the site's own splits; after the last round also of an "
+        "answer that needs no network",
         default={}, exchanges=("preflight", "train", "evaluate"), secure="later", hidden=HIDDEN_METRICS,
         audit=True, carried="metrics",
     )  # fmt: skip

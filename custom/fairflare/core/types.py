@@ -321,6 +321,8 @@ def refuse_training(settings: Mapping[str, Any]) -> None:
 
 PERSONAL = "personal"
 """Key of a site's memory under which its personal model, or its personal entries, lie."""
+TRIVIAL = "trivial"
+"""Key of a final evaluation under which the results of an answer that needs no network lie, split by split."""
 
 
 @dataclass

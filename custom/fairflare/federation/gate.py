@@ -12,7 +12,7 @@ import torch
 
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
 from fairflare.core.stored import gathered, held
-from fairflare.core.types import MOST_EXAMPLES, PERSONAL, Number, Reply, StateDict
+from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
 from fairflare.federation import norms
 from fairflare.federation.checks import (
     Ranges,
@@ -244,7 +244,7 @@ def inspect_evaluation(
 
     def check(answer: Answer) -> dict[str, Any]:
         check_tag(answer, round)
-        found = _checked_splits(answer.metrics, groups, metrics)
+        found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
         if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
             found[CLINICAL] = clinical
         if isinstance(answer.personal, Mapping) and not answer.personal:
@@ -270,6 +270,14 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None)
         if total > found["n"].get(split, 0.0):
             raise Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
     return found
+
+
+def _checked_trivial(content: Any, metrics: Ranges | None) -> dict[str, Any]:
+    """What an answer that needs no network reaches, under ``TRIVIAL``, where the site says so."""
+    beside = content.get(TRIVIAL) if isinstance(content, Mapping) else None
+    if not isinstance(beside, Mapping) or not beside:
+        return {}
+    return {TRIVIAL: {split: checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}}
 
 
 def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -16,7 +16,7 @@ from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import IN_USE, Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
-from fairflare.core.types import Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
+from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
 from fairflare.federation.after.base import Cases, Condense, plain
 from fairflare.federation.after.site import AfterAtSite
@@ -72,6 +72,7 @@ class Site:
         describe: what it keeps of its training inputs, for new ones, with the final model.
         alone: the model that it trains by itself; None: the run does not ask what joining gives.
         clinical: says how well calibrated the model is that it uses; None: it does not.
+        trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
     """
 
     name: str
@@ -100,9 +101,11 @@ class Site:
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
     alone: Alone | None = None
     clinical: ClinicalAtSite | None = None
+    trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
+        self._beside: dict[str, Any] | None = None
         self._prepared: tuple[SiteData, SiteData] | None = None
 
     def handle(self, instruction: Instruction) -> Answer:
@@ -277,7 +280,7 @@ class Site:
             site=self.name,
             round=instruction.round.number,
             n_examples=self._examples.size("train"),
-            metrics=shared,
+            metrics=shared | self._trivial(instruction),
             personal=personal,
             clinical=self._clinical(instruction, instruction.model if own is None else own),
         )
@@ -367,6 +370,14 @@ class Site:
     def _condensed(self, split: SplitName, condense: Condense = plain) -> Cases:
         batches = self._examples.fixed(split, self.training.batch_size)
         return Cases(*predict(self.network, batches, self.execution.device, condense, self.stop_if_aborted))
+
+    def _trivial(self, instruction: Instruction) -> dict[str, Any]:
+        """What needs no network, beside the results of the run's final model; computed once."""
+        if instruction.round != Round(self.training.rounds, self.training.rounds) or self.data is None:
+            return {}
+        if self._beside is None:
+            self._beside = dict(self.trivial(self.data))
+        return {TRIVIAL: self._beside} if self._beside else {}
 
     def _personal(self, instruction: Instruction) -> StateDict | None:
         """The personal model that goes with the run's final model, or the best one; None for any other.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report import words
+from fairflare.report import learned, words
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.metrics import label
@@ -25,6 +25,7 @@ Json = dict[str, Any]
 COLUMNS = {
     "mean": "Mean over sites",
     "worst": "Worst site",
+    "trivial": "Without a network",
     "gap": "Gap",
     "std": "Spread (std)",
     "clean": "Clean tests",
@@ -58,6 +59,7 @@ def render_run(summary: Json) -> str:
         .render(
             run=summary,
             opening=words.opening(summary),
+            verdict=learned.verdict(summary),
             figures=[Markup(svg) for svg in (draw(summary) for draw in drawn) if svg],
             benefit_figures=[Markup(svg) for svg in benefit_figures(summary)],
             clinical_figures=[

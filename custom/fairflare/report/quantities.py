@@ -11,6 +11,8 @@ from fairflare.report.clinical_quantities import QUANTITIES as CLINICAL
 from fairflare.report.clinical_quantities import clinical_quantities
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
 from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
+from fairflare.report.learned import QUANTITIES as LEARNED
+from fairflare.report.learned import learned_quantities
 from fairflare.report.match import data_seed
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.personal import QUANTITIES as PERSONAL
@@ -41,6 +43,7 @@ NAMES = {
     "demographic_parity": "demographic parity gap",
     "variance_vs_solo": "variance over sites relative to solo",
     **CLINICAL,
+    **LEARNED,
 }
 QUANTITIES = tuple(NAMES)
 LOWER_IS_BETTER = frozenset(
@@ -87,6 +90,7 @@ def run_row(run: Json) -> Json:
         **_group_fairness(run),
         "variance_vs_solo": None,
         **clinical_quantities(run),
+        **learned_quantities(run),
         "model_sha256": run["provenance"]["model_sha256"],
     }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.learned import trivial_of
 from fairflare.report.personal import personal_of
 from fairflare.report.values import json_value
 
@@ -22,7 +23,8 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     Returns:
         method, title, task, seed, rounds (done), env, status, reason;
         sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), n_val, val_metrics (its
-        validation split), personal_metrics and personal_val_metrics (the same of the site's personal model, null where
+        validation split), trivial (the headline metric of an answer that needs no network),
+        personal_metrics and personal_val_metrics (the same of the site's personal model, null where
         it has none), weight (per round, null where the site was not part of it);
         fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
         clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
@@ -91,6 +93,7 @@ def _sites(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "metrics": row["test"],
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
+            "trivial": trivial_of(summary, row["site"]),
             **personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }

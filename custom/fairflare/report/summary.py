@@ -12,6 +12,7 @@ from fairflare.report.benefit import benefit_section
 from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
 from fairflare.report.chosen import chosen_section
 from fairflare.report.fairness import describe, mean
+from fairflare.report.learned import learned_section
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
@@ -48,8 +49,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     Returns:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
-        per site), contributions, test_sets, preflight, personal (see there), after (``after.after_sections``), benefit
-        (``benefit.benefit_section``, None where the run did not ask), clinical (``clinical.clinical_section``) and
+        per site), contributions, test_sets, preflight, learned and personal (see there), after
+        (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
+        (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
@@ -84,6 +86,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
+        "learned": learned_section(whole, rows, headline, higher, about),
         "personal": personal_section(trail, sites, headline, higher),
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),

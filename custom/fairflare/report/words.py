@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report import learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import sentence
@@ -50,7 +51,7 @@ def _service(summary: Json) -> list[str]:
             f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
             f"a gap of {text(fairness['gap'])}."
         )
-    found += _next_worst(summary) + _personal(summary)
+    found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found

@@ -20,6 +20,7 @@ from fairflare.app.options import (
     out_option,
     parts_option,
     rounds_option,
+    say_reasons,
     set_option,
     sites_option,
     task_option,
@@ -118,6 +119,7 @@ def compare(
         "fixed_data": fixed_data,
     }
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
+    say_reasons(configs[0][1])
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**shared, "env": env, **({"solo": True} if solo else {})})

@@ -19,6 +19,8 @@ from fairflare.core.errors import DataError
 
 LOW, HIGH = 0.5, 99.5
 """Percentiles that images without a natural range (NIfTI, DICOM) are scaled between."""
+COLOUR = 0.02
+"""Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
 NATURAL = (".png", ".jpg", ".jpeg")
 
 
@@ -66,10 +68,7 @@ class Reader:
         return self._mask(_slice(source)[0][0], _named(source))
 
     def _image(self, pixels: np.ndarray, stretched: bool) -> Tensor:
-        if stretched or pixels.max() > 255:
-            low, high = np.percentile(pixels, (LOW, HIGH))
-            pixels = np.clip((pixels - low) / max(high - low, 1e-6), 0, 1) * 255
-        image = torch.from_numpy(pixels).float()
+        image = torch.from_numpy(_scaled(pixels, stretched)).float()
         if len(image) != self.channels:
             image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
         if image.shape[1:] != (self.size, self.size):
@@ -95,17 +94,69 @@ def stored(path: Path) -> np.ndarray:
     return _slice(path)[0]
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What one image is like as it is stored.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        spacing: edge of a pixel in mm, None where the file has none.
+        coloured: whether its channels differ.
+        mean: of each of three channels on [0, 1], as a reader scales them.
+        square: mean of their squares.
+        grey_square: the same of the channels' mean.
+    """
+
+    height: int
+    width: int
+    spacing: float | None
+    coloured: bool
+    mean: tuple[float, ...]
+    square: tuple[float, ...]
+    grey_square: float
+
+
+def looked_at(source: Path | np.ndarray) -> Looked:
+    """What the image ``source`` is like; raises DataError where it cannot be read."""
+    pixels, stretched = _slice(source)
+    pixels = _scaled(pixels, stretched) / 255
+    pixels = pixels if len(pixels) == 3 else pixels.mean(0, keepdims=True).repeat(3, axis=0)
+    mean, square = (part.mean((1, 2), dtype=np.float64) for part in (pixels, pixels**2))
+    return Looked(
+        height=pixels.shape[1],
+        width=pixels.shape[2],
+        spacing=_spacing(source) if stretched else None,
+        coloured=bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
+        mean=tuple(map(float, mean)),
+        square=tuple(map(float, square)),
+        grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
+    )
+
+
+def _spacing(source: Path | np.ndarray) -> float | None:
+    """The mean edge of a pixel in mm, as the file's own header says."""
+    if isinstance(source, np.ndarray):
+        return None
+    found = [float(edge) for edge in getattr(_read(source), "pixdim", ())[:2]]
+    return sum(found) / len(found) if found and min(found) > 0 else None
+
+
+def _scaled(pixels: np.ndarray, stretched: bool) -> np.ndarray:
+    """Values from 0 to 255, those without a natural range between two percentiles."""
+    if not stretched and pixels.max() <= 255:
+        return pixels
+    low, high = np.percentile(pixels, (LOW, HIGH))
+    return np.clip((pixels - low) / max(high - low, 1e-6), 0, 1) * 255
+
+
 def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
     """float32 (C, H, W) as stored, and whether its range is the scanner's rather than 0 to 255."""
     if isinstance(source, np.ndarray):
         found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
         return found.astype(np.float32), False
     suffix = source.suffix.lower()
-    try:
-        found = np.asarray(_loader(suffix)(source), dtype=np.float32)
-    except Exception as error:  # readers raise whatever their libraries do
-        text = f"{source.name}: cannot be read as an image ({type(error).__name__})"
-        raise DataError("unreadable", text) from None
+    found = np.asarray(_read(source), dtype=np.float32)
     found = found[..., 0] if found.ndim == 4 and found.shape[-1] == 1 else found
     if found.ndim == 3 and found.shape[0] not in (1, 3, 4) and found.shape[-1] == 1:
         found = np.moveaxis(found, -1, 0)
@@ -113,6 +164,14 @@ def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
         raise DataError("not_2d", f"{source.name}: expected one 2D slice, got an array of shape {found.shape}")
     without_alpha = found[: {4: 3, 2: 1}.get(len(found), len(found))]
     return without_alpha, suffix not in NATURAL
+
+
+def _read(source: Path) -> Any:
+    try:
+        return _loader(source.suffix.lower())(source)
+    except Exception as error:  # readers raise whatever their libraries do
+        text = f"{source.name}: cannot be read as an image ({type(error).__name__})"
+        raise DataError("unreadable", text) from None
 
 
 def _named(source: Path | np.ndarray) -> str:

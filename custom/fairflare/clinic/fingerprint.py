@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site's training data look like, in a few numbers that may leave it: the ground that defaults stand on.
+
+The idea is nnU-Net's (Isensee et al., Nature Methods 2021, doi 10.1038/s41592-020-01008-z): what a network is to be
+trained like follows from a "fingerprint" of the data. Here each site has its own, and the sites agree on one plan
+(``planning``). No single image's number is in it: medians and means over all images looked at, from ``min_count`` on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.kinds.own_images import OwnImages
+from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers.pictures import Looked, looked_at
+from fairflare.clinic.site_config import SiteConfig
+from fairflare.core import validation
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.types import MOST_EXAMPLES
+from fairflare.core.validation import Entries, Range
+
+LOOKED_AT = 64
+"""Training images that are read, evenly spaced over the list: medians over more move little, and reading takes time."""
+DIGITS = 3
+"""Of what is not counted."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One site's training data. Whatever is None is not known, or is of fewer than ``min_count`` images.
+
+    Attributes:
+        n_train: training examples.
+        height: median over images, in pixels, rounded to whole ones.
+        width: the same.
+        spacing: median edge of a pixel in mm, where files say it.
+        coloured: whether more than half of the images have colours that differ.
+        mean: of each channel on [0, 1], over images; one channel unless coloured.
+        std: of the pixels of all images, as mean.
+    """
+
+    n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
+    height: Annotated[int, Range(1, 1_000_000)] | None = None
+    width: Annotated[int, Range(1, 1_000_000)] | None = None
+    spacing: Annotated[float, Range(0, 1e6)] | None = None
+    coloured: bool = False
+    mean: Annotated[list[float], Entries(3)] | None = None
+    std: Annotated[list[float], Entries(3)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            found = getattr(self, name)
+            if found is not None and not all(0 <= value <= 1 for value in found):
+                raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("std: expected as many numbers as mean has")
+
+    def to_json(self) -> dict[str, Any]:
+        """What leaves the site."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any, site: str) -> Fingerprint:
+        """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
+        known = {field.name for field in fields(cls)}
+        if not isinstance(content, Mapping) or set(content) != known:
+            raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
+        validation.check_plain(f"fingerprint of {site}", content)
+        try:
+            return cls(
+                **{name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}") for name in known}
+            )
+        except ValueError as error:
+            raise UserError(f"fingerprint of {site}: {error}") from None
+
+
+def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int | None) -> Fingerprint | None:
+    """The fingerprint of the training data of ``site``; None where they cannot be used, which preflight then says.
+
+    Args:
+        task: whose options say where the data are and what its labels are; its size and channels do not matter.
+        site: the site's name.
+        own: its configuration, if it has one.
+        min_count: the fewest images that a median or mean may be of; None: none leaves, but the number of examples,
+            which every site declares.
+    """
+    try:
+        train = task.local_data(site, own).splits["train"]
+    except (DataError, UserError, ValueError):
+        return None
+    if not isinstance(task, OwnImages) or task.build_data:
+        return Fingerprint(len(train))
+    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)])
+    if min_count is None or len(looks) < min_count:
+        return Fingerprint(len(train))
+    return _of_images(len(train), looks)
+
+
+def _looks(items: Sequence[Item]) -> list[Looked]:
+    """What evenly spaced images are like; one that cannot be read is passed over, preflight names it."""
+    spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
+    found = []
+    for row in sorted(set(spaced.tolist())):
+        source = items[row].image
+        try:
+            found.append(looked_at(source))
+        except DataError:
+            continue
+    return found
+
+
+def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
+    coloured = sum(one.coloured for one in looks) * 2 > len(looks)
+    means = np.array([one.mean if coloured else [np.mean(one.mean)] * 3 for one in looks])
+    squares = np.array([one.square if coloured else [one.grey_square] * 3 for one in looks])
+    channels = 3 if coloured else 1
+    mean = means.mean(0)[:channels]
+    std = np.sqrt(np.maximum(squares.mean(0)[:channels] - mean**2, 0))
+    spacings = [one.spacing for one in looks if one.spacing is not None]
+    return Fingerprint(
+        n_train=n_train,
+        height=round(float(np.median([one.height for one in looks]))),
+        width=round(float(np.median([one.width for one in looks]))),
+        spacing=_rounded(float(np.median(spacings))) if len(spacings) == len(looks) else None,
+        coloured=coloured,
+        mean=[_rounded(value) for value in mean],
+        std=[_rounded(value) for value in std],
+    )
+
+
+def _rounded(value: float) -> float:
+    return round(min(max(value, 0.0), 1e6), DIGITS) if math.isfinite(value) else 0.0
+
+
+def file_name(site: str) -> str:
+    """The name of the file in which a site's people pass its fingerprint on."""
+    return f"{Path(site).name}.fingerprint.json"

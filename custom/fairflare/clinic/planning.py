@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defaults for a user's own data from the sites' fingerprints: a rule for each setting, with its reason.
+
+Every number here was chosen on embedded tasks written out as a user's folders, with seeds and sites in
+``docs/results/defaults.md``; what the figures there did not decide stays as the task's preset has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fairflare.clinic.fingerprint import Fingerprint
+
+Prints = Mapping[str, Fingerprint]
+MULTIPLE = 16
+"""The edge in pixels is a multiple of it, as the U-Nets' poolings need."""
+SMALLEST, LARGEST = 32, 128
+"""Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
+LEAST_STD = 0.02
+"""On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+SPACINGS = 1.5
+"""How many times coarser one site's pixels may be than another's before the plan says so."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a kind of data is trained on.
+
+    Attributes:
+        batches: that a site's data should make at least, so that a pass is more than a step or two.
+        smallest: batch.
+        largest: batch.
+        steps: optimizer steps of every site in the whole run.
+        rounds: fewest communication rounds; models that are averaged rarely drift apart.
+        most_rounds: largest number of them.
+        fewest_steps: local steps of a round at least.
+        most_steps: at most, one pass over the data of a usual site if that is less.
+    """
+
+    batches: int
+    smallest: int
+    largest: int
+    steps: int
+    rounds: int
+    most_rounds: int
+    fewest_steps: int
+    most_steps: int
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
+    "classification": Effort(4, 4, 16, 400, 20, 40, 12, 60),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
+}
+"""Kind of data -> how long it is trained on."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that follows from the data: its full name, its value, and the reason in words."""
+
+    setting: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        """ "batch_size 8: the smallest site has 21 training images"."""
+        return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
+
+
+def plan(kind: str, prints: Prints) -> list[Choice]:
+    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
+
+    Args:
+        kind: "classification", "segmentation" or "tabular".
+        prints: site -> its fingerprint.
+    """
+    if kind not in EFFORTS or not prints:
+        return []
+    images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
+    found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
+    return [choice for choice in found if choice is not None]
+
+
+def cautions(prints: Prints) -> list[str]:
+    """What the sites differ in and no setting mends, one line each."""
+    known = {site: one.spacing for site, one in prints.items() if one.spacing}
+    if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
+        return []
+    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    return [
+        f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
+        "number of pixels, so that the same structure has different sizes"
+    ]
+
+
+def _channels(prints: Prints) -> Choice | None:
+    known = {site: one for site, one in prints.items() if one.mean is not None}
+    if not known:
+        return None
+    coloured = [site for site, one in known.items() if one.coloured]
+    if coloured:
+        return Choice("task.channels", 3, f"images of {_some(coloured)} have colours")
+    return Choice("task.channels", 1, "images of every site are grey")
+
+
+def _size(prints: Prints) -> Choice | None:
+    edges = {site: max(one.height, one.width) for site, one in prints.items() if one.height and one.width}
+    if not edges:
+        return None
+    usual = median(edges.values())
+    size = int(min(max(round(usual / MULTIPLE) * MULTIPLE, SMALLEST), LARGEST))
+    reason = f"the sites' images have {_range(sorted(edges.values()))} pixels on the longer edge (median at each site)"
+    return Choice("task.size", size, f"{reason}; at most {LARGEST} without being asked" if usual > LARGEST else reason)
+
+
+def _scaling(prints: Prints) -> list[Choice]:
+    """Mean and spread that every site counts for equally: the largest one's scanner is not everybody's."""
+    known = [one for one in prints.values() if one.mean and one.std]
+    if not known:
+        return []
+    channels = max(len(one.mean or ()) for one in known)
+    means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
+    spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
+    centre = [_mean(found) for found in means]
+    # The spread of the sites' images together: within sites, and of the sites' means.
+    whole = [
+        math.sqrt(max(_mean([s**2 + m**2 for s, m in zip(stds, found)]) - middle**2, 0.0))
+        for stds, found, middle in zip(spreads, means, centre)
+    ]
+    reason = f"of the training images' pixels on [0, 1], {len(known)} sites counting alike"
+    return [
+        Choice("task.mean", _listed(centre), f"mean {reason}"),
+        Choice("task.std", _listed([max(value, LEAST_STD) for value in whole]), f"spread {reason}"),
+    ]
+
+
+def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
+    """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
+    what = "rows" if kind == "tabular" else "images"
+    sizes = sorted(one.n_train for one in prints.values())
+    fits = 2 ** int(math.log2(max(sizes[0] / effort.batches, 1)))
+    batch = min(max(fits, effort.smallest), effort.largest)
+    usual = median(sizes)
+    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
+    rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
+    return [
+        Choice("train.batch_size", batch, f"the smallest site has {sizes[0]} training {what}"),
+        Choice(
+            "train.local_steps",
+            steps,
+            f"one pass over the {usual:.0f} training {what} of a usual site, {effort.fewest_steps} to "
+            f"{effort.most_steps} steps, the same number at every site",
+        ),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at every site, {effort.steps} or more are usual"),
+    ]
+
+
+def _channel(values: Sequence[float] | None, k: int) -> float:
+    found = list(values or ())
+    return found[k] if k < len(found) else found[0]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.3f}" for value in values)
+
+
+def _some(sites: Sequence[str]) -> str:
+    return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{values[0]}" if values[0] == values[-1] else f"{values[0]} to {values[-1]}"

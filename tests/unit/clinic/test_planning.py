@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints of sites' data, and the defaults that follow from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.app.arguments import plan_pairs
+from fairflare.app.fingerprints import plan_of_files, write_fingerprint
+from fairflare.build import plans, tasks
+from fairflare.build.config import RunConfig, make_config
+from fairflare.clinic.fingerprint import Fingerprint, fingerprint
+from fairflare.clinic.planning import cautions, plan
+from fairflare.core.errors import UserError
+
+
+def folder_of(root: Path, sizes: dict[str, int], edge: int = 40, colour: bool = False) -> Path:
+    """Datalists of noisy images; site -> training images."""
+    rng = np.random.default_rng(0)
+    for site, n in sizes.items():
+        items = []
+        for i in range(n + 4):
+            pixels = rng.integers(0, 100, (edge, edge // 2, 3) if colour else (edge, edge // 2), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / f"{site}{i}.png")
+            items.append({"image": f"{site}{i}.png", "label": i % 2})
+        lists = {"training": items[:n], "validation": items[n : n + 2], "testing": items[n + 2 :]}
+        (root / f"{site}.json").write_text(json.dumps(lists))
+    return root
+
+
+def values_of(root: Path, sizes: dict[str, int], **more: object) -> dict[str, object]:
+    return {"datalists": str(root), "site_names": ",".join(sizes), "labels": "2", **more}
+
+
+def chosen(kind: str, prints: dict[str, Fingerprint]) -> dict[str, object]:
+    return {one.setting: one.value for one in plan(kind, prints)}
+
+
+def test_a_fingerprint_holds_medians_and_means_of_the_training_images(tmp_path):
+    sizes = {"a": 12}
+    task = tasks.load("classification", None, **values_of(folder_of(tmp_path, sizes), sizes))
+    found = fingerprint(task, "a", None, 10)
+    pixels = np.stack([np.asarray(Image.open(tmp_path / f"a{i}.png")) for i in range(12)]) / 255
+    assert (found.n_train, found.height, found.width, found.coloured) == (12, 40, 20, False)
+    assert found.mean == [pytest.approx(pixels.mean(), abs=6e-4)]
+    assert found.std == [pytest.approx(pixels.std(), abs=6e-4)]
+    assert Fingerprint.from_json(json.loads(json.dumps(found.to_json())), "a") == found
+
+
+@pytest.mark.parametrize(("n", "min_count"), [(9, 10), (12, 13), (12, None)])
+def test_of_fewer_images_than_min_count_only_their_number_leaves(tmp_path, n, min_count):
+    sizes = {"a": n}
+    task = tasks.load("classification", None, **values_of(folder_of(tmp_path, sizes), sizes))
+    assert fingerprint(task, "a", None, min_count) == Fingerprint(n)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_train": -1},
+        {"n_train": 1.5},
+        {"mean": [2.0]},
+        {"std": None},
+        {"mean": [0.1, 0.2]},
+        {"height": 0},
+        {"path": "/data"},
+        {"coloured": "yes"},
+    ],
+)
+def test_a_fingerprint_from_elsewhere_is_checked(change):
+    good = Fingerprint(20, 64, 64, None, False, [0.3], [0.2]).to_json()
+    with pytest.raises(UserError, match="fingerprint of b"):
+        Fingerprint.from_json({**good, **change}, "b")
+
+
+def test_few_examples_make_no_few_steps():
+    small = chosen("segmentation", {"a": Fingerprint(12), "b": Fingerprint(20)})
+    large = chosen("segmentation", {"a": Fingerprint(800), "b": Fingerprint(900)})
+    assert small["train.batch_size"] < large["train.batch_size"]
+    for found in (small, large):
+        assert found["train.local_steps"] * found["train.rounds"] >= 300
+    assert large["train.local_steps"] > small["train.local_steps"]
+
+
+def test_a_batch_leaves_the_smallest_site_several_and_says_so():
+    found = {one.setting: one for one in plan("classification", {"a": Fingerprint(21), "b": Fingerprint(500)})}
+    assert found["train.batch_size"].value <= 21 // 4
+    assert str(found["train.batch_size"]) == "batch_size 4: the smallest site has 21 training images"
+
+
+def test_size_channels_and_scaling_are_agreed_by_sites_that_count_alike():
+    grey, coloured = [0.2], [0.4, 0.4, 0.4]
+    prints = {
+        "a": Fingerprint(5000, 60, 50, None, False, grey, [0.1]),
+        "b": Fingerprint(20, 96, 100, None, True, coloured, [0.1, 0.1, 0.1]),
+        "c": Fingerprint(3),
+    }
+    found = chosen("classification", prints)
+    assert found["task.size"] == 80  # the median of 60 and 100
+    assert found["task.channels"] == 3
+    assert found["task.mean"] == "0.300,0.300,0.300"
+    assert found["task.std"] == "0.141,0.141,0.141"  # within sites .1, between their means .1
+
+
+@pytest.mark.parametrize(("edge", "size"), [(28, 32), (40, 32), (41, 48), (512, 128)])
+def test_sizes_stay_within_what_was_measured(edge, size):
+    prints = {"a": Fingerprint(20, edge, edge, None, False, [0.3], [0.2])}
+    assert chosen("segmentation", prints)["task.size"] == size
+
+
+def test_sites_whose_pixels_differ_in_width_are_named():
+    prints = {
+        "near": Fingerprint(20, 64, 64, 0.5, False, [0.3], [0.2]),
+        "far": Fingerprint(20, 64, 64, 2.0, False, [0.3], [0.2]),
+    }
+    assert "0.5 mm wide at near and 2 mm at far" in cautions(prints)[0]
+
+
+def test_tables_have_no_images_and_nothing_known_is_no_plan():
+    assert all(name.startswith("train.") for name in chosen("tabular", {"a": Fingerprint(100)}))
+    assert plan("segmentation", {}) == [] and plan("heart", {"a": Fingerprint(100)}) == []
+
+
+def test_a_run_on_a_users_folder_has_the_plans_settings_in_its_configuration_with_reasons(tmp_path):
+    sizes = {"a": 12, "b": 30}
+    config = make_config("fedavg", "classification", values=values_of(folder_of(tmp_path, sizes), sizes))
+    assert (config.options["size"], config.options["channels"]) == (32, 1)
+    assert config.training["batch_size"] == 4 and config.training["local_steps"] >= 12
+    assert "batch_size 4: the smallest site has 12 training images" in plans.reasons(config)
+    assert RunConfig.from_json(config.to_json()) == config
+
+
+def test_what_the_user_sets_wins_and_takes_what_goes_with_it(tmp_path):
+    sizes = {"a": 12, "b": 30}
+    folder_of(tmp_path, sizes, colour=True)
+    own = {"channels": 1, "epochs": 3, "train.batch_size": 7}
+    config = make_config("fedavg", "classification", values=values_of(tmp_path, sizes, **own), rounds=2)
+    assert (config.options["channels"], config.options["mean"], config.options["std"]) == (1, "", "")
+    found = {key: config.training[key] for key in ("epochs", "local_steps", "batch_size", "rounds")}
+    assert found == {"epochs": 3, "local_steps": None, "batch_size": 7, "rounds": 2}
+    assert not any(line.startswith(("batch_size", "channels")) for line in plans.reasons(config))
+
+
+def test_a_named_preset_is_taken_as_it_is(tmp_path):
+    sizes = {"a": 12}
+    values = values_of(folder_of(tmp_path, sizes), sizes)
+    config = make_config("fedavg", "classification:small", values=values)
+    preset = tasks.known("classification").presets["small"].training
+    assert config.options["size"] == 64
+    assert (config.training["batch_size"], config.training["local_steps"]) == (preset.batch_size, None)
+
+
+def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
+    sizes = {"a": 12, "b": 40}
+    folder_of(tmp_path, sizes)
+    files = []
+    for site in sizes:
+        (tmp_path / f"{site}.yaml").write_text(f"data_root: .\ndatalist: {site}.json\n")
+        out = tmp_path / f"{site}.out"
+        files.append(write_fingerprint(tmp_path / f"{site}.yaml", "classification", "2", {}, None, out))
+        assert str(tmp_path) not in out.read_text() and ".png" not in out.read_text()
+    found = plan_of_files(files)
+    plans.write_plan(found, tmp_path / "plan.json")
+    assert found == plans.plan_for("classification", values_of(tmp_path, sizes))
+    pairs = plan_pairs(tmp_path / "plan.json", "classification", ("train.epochs=2", "size=48"))
+    names = {pair.partition("=")[0] for pair in pairs}
+    assert names == {"channels", "mean", "std", "batch_size", "rounds"}
+    with pytest.raises(UserError, match="is of classification data"):
+        plan_pairs(tmp_path / "plan.json", "segmentation", ())
+    with pytest.raises(UserError, match="second fingerprint of site a"):
+        plan_of_files([files[0], files[0]])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1, "kind": "segmentation", "settings": {"run.accept": "x"}}'])
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UserError, match="--plan plan.json"):
+        plans.read_plan(tmp_path / "plan.json")

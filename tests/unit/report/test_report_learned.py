@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model has learned, and whether more rounds would help."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairflare.report.learned import learned_section, sentences, verdict
+from fairflare.report.trail import Trail
+
+ABOUT = {"metrics": {"balanced_accuracy": {"chance": 0.5}}}
+
+
+def section(models, trivials, scores=(), losses=(), metric="dice", name="loss"):
+    sites = {f"s{k}": {"trivial": {"test": {metric: one}}} if one is not None else {} for k, one in enumerate(trivials)}
+    length = max(len(scores), len(losses))
+    rounds = []
+    for t in range(length):
+        metrics = ({metric: scores[t]} if scores else {}) | ({name: losses[t]} if losses else {})
+        rounds.append({"round": t + 1, "accepted": {"s0": {"metrics": metrics}}})
+    rows = [{"site": f"s{k}", "value": value} for k, value in enumerate(models)]
+    return learned_section(Trail(evaluation={"sites": sites}, rounds=rounds), rows, metric, True, ABOUT)
+
+
+def summary(found, metric="dice"):
+    return {"learned": found, "headline": metric, "metrics": {}, "fairness": {"mean": 0.3}}
+
+
+def test_a_model_that_is_no_better_at_most_sites_has_not_learned():
+    found = section([0.3, 0.4, 0.9], [0.3, 0.5, 0.5])
+    assert (found["learned"], found["better"], found["compared"]) == (False, 1, 3)
+    said = verdict(summary(found))
+    assert said.startswith("This model has not learned: at 2 of 3 sites") and "0.433" in said
+    assert not sentences(summary(found))
+
+
+def test_a_model_that_is_better_at_most_sites_has_and_the_baseline_stands_beside_it():
+    found = section([0.6, 0.7, 0.4], [0.3, 0.5, 0.5])
+    assert found["learned"] is True and verdict(summary(found)) == ""
+    assert "0.433 on average over 3 sites; the model is better at 2 of them" in sentences(summary(found))[0]
+
+
+def test_a_constant_answers_balanced_accuracy_is_known_where_its_counts_may_not_leave():
+    found = section([0.4, 0.45], [None, None], metric="balanced_accuracy")
+    assert found["learned"] is False and found["trivial"] == 0.5
+    assert section([0.4, 0.45], [None, None], metric="accuracy") is None
+
+
+def test_scores_that_rise_beyond_their_noise_say_that_more_rounds_help():
+    found = section([0.6], [0.3], scores=[0.3 + 0.02 * t + 0.003 * (-1) ** t for t in range(24)])
+    assert found["still_improving"] and found["trend"]["of"] == "score" and found["trend"]["rounds"] == 6
+    assert "More rounds will help" in sentences(summary(found))[-1]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [0.7] * 24,
+        [0.7 + 0.05 * (-1) ** t for t in range(24)],
+        [0.5 + 0.0005 * t for t in range(24)],
+        [0.8 - 0.01 * t for t in range(24)],
+        [0.1, 0.3, 0.5],
+    ],
+    ids=["level", "noise", "slow", "falling", "few"],
+)
+def test_others_do_not(scores):
+    assert not section([0.6], [0.3], scores=scores)["still_improving"]
+
+
+def test_losses_count_where_scores_stand_still_and_training_losses_without_validation_data():
+    falling = [1.0 - 0.03 * t for t in range(24)]
+    assert section([0.6], [0.3], scores=[0.7] * 24, losses=falling)["trend"]["of"] == "loss"
+    assert section([0.6], [0.3], losses=falling, name="train_loss")["trend"]["of"] == "train_loss"
+    assert section([0.6], [0.3], scores=[0.7] * 24, losses=falling, name="train_loss")["trend"] is None
