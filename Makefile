@@ -9,7 +9,7 @@ WORKERS ?= 2
 .PHONY: help demo demo-imaging test test-fast coverage lint bench jobs clean
 
 help:
-	@echo "make demo       four real heart hospitals, with real FLARE processes: alone, FedAvg, Ditto, and a comparison"
+	@echo "make demo       four real heart hospitals, with real FLARE processes: FedAvg and Ditto against training alone"
 	@echo "make demo-imaging  FedAvg and FedISM+ on simulated head CTs of eight hospitals, in the same way"
 	@echo "make test       every test, those that start FLARE included"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
@@ -25,7 +25,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/fairflare compare solo fedavg ditto --task heart:full --rounds 20 --env sim --out $(DEMO_OUT) --force
+	@$(BIN)/fairflare compare fedavg ditto --task heart:full --rounds 20 --solo --env sim --out $(DEMO_OUT) --force
 
 demo-imaging: $(STAMP)
 	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force
