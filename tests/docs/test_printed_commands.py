@@ -195,7 +195,7 @@ def test_every_pattern_is_printed_somewhere():
 def test_make_runs_what_it_says():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(
-        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare solo fedavg \S+ --task heart:full .*--env sim ", makefile, re.M
+        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \S+ --task heart:full .*--solo --env sim ", makefile, re.M
     )
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)
     assert re.search(r"^test: .*\n(\t.*\n)*\t@\$\(BIN\)/python -m pytest", makefile, re.M)
