@@ -53,6 +53,7 @@ ELSEWHERE = {
     r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
     r"python docs/write_catalogue.py": "tests/unit/test_catalogue.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
+    r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",
     r"python docs/results/recalibration.py": "tests/docs/test_results.py::test_recalibration_is_measured_at_toy_size",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
     r"fairflare paper \S+": "tests/unit/papers/test_paper_command.py",
