@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairflare.app.intake import masks
 from fairflare.app.intake.found import SPLITS, Choices, Example, Found, class_names, is_missing, root_name, site_name
+from fairflare.app.intake.tables import grouped
 from fairflare.app.intake.walk import Files, is_image
 from fairflare.clinic.kinds.own import DESCRIPTION, PREFIX
 from fairflare.clinic.readers.datalist import read_lists
@@ -65,9 +67,20 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
                     examples.append(example)
     if not examples:
         raise UserError(f"init: no entry of {next(iter(lists.values())).name} has a label and a file that is there")
+    examples = _grouped(examples)
     notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
     notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
     return _of(files, examples, named, chosen, notes)
+
+
+def _grouped(examples: Sequence[Example]) -> list[Example]:
+    """With the keys alone by which patients may be grouped: a run's configuration lists their values, and may leave.
+
+    Any other key may be a name or a number of a patient.
+    """
+    columns = tuple(dict.fromkeys(key for one in examples for key in one.about))
+    rows = [{name: one.about.get(name, "").strip() for name in columns} for one in examples]
+    return [replace(one, about=about) for one, about in zip(examples, grouped(columns, rows))]
 
 
 def _of(
@@ -103,7 +116,7 @@ def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: s
     if is_image(text):
         text = _relative(root, path, text)
     patient = next((str(entry[key]) for key in PATIENTS if entry.get(key) is not None), "")
-    about = {key: str(value) for key, value in entry.items() if key not in KNOWN and isinstance(value, (str, int))}
+    about = {key: str(value) for key, value in entry.items() if key not in KNOWN and isinstance(value, (str, int, float))}
     # The Decathlon's training list is all there is to divide: its test images have no labels.
     split = "" if path.stem == DESCRIPTION and split == SPLITS[0] else split
     return Example(site, _relative(root, path, entry["image"]), text, split, patient, about)

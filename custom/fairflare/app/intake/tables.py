@@ -288,6 +288,12 @@ def _attributes(tables: Sequence[Table], taken: Sequence[str]) -> list[str]:
     return found
 
 
+def grouped(columns: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Of each row the cells by which patients may be grouped, ages as bands."""
+    keep = _attributes([Table("", "", ".", tuple(columns), tuple(rows))], [])
+    return [_about(row, keep) for row in rows]
+
+
 def _about(row: Row, keep: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in keep:
