@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder from elsewhere, or one that says more of patients than a run needs, given to ``fairflare init``."""
 
+import io
 import json
+import os
 
 import numpy as np
+import pytest
 
 import five_layouts
+from fairflare.app import console
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.write import contents
+from fairflare.app.terminal import Terminal
+from fairflare.core.errors import UserError
 
 
 def folder_with_a_list(root, **more):
@@ -19,6 +25,13 @@ def folder_with_a_list(root, **more):
         about = {key: say(i) for key, say in more.items()}
         entries.append({"image": f"{i}.png", "label": "xy"[i % 2], "sex": "fm"[i // 2 % 2], **about})
     (root / "site-1.json").write_text(json.dumps({"training": entries}))
+    return root
+
+
+def folder_of_classes(root, begins=""):
+    """12 images of one site in a folder for each class; names begin with ``begins``."""
+    for k in range(12):
+        five_layouts.save(root / "xy"[k % 2] / f"{begins}{k}.png", np.full((28, 28), 20 * k))
     return root
 
 
@@ -37,3 +50,34 @@ def test_no_key_of_a_list_that_may_name_a_patient_becomes_a_group(tmp_path):
     assert options["attribute_values"] == "sex=f|m; age_band=40 to 59|60 to 79|80 and over|under 40"
     text = "".join(files.values())
     assert "Doe" not in text and "900" not in text and "1.2." not in text
+
+
+RED = "\x1b[31m"
+
+
+@pytest.mark.parametrize("key", ["label", "sex", "patient_id", "image"])
+def test_no_control_character_of_a_folder_is_written_down(tmp_path, key):
+    if key == "image":
+        root = folder_of_classes(tmp_path / "d", RED)
+    else:
+        root = folder_with_a_list(tmp_path / "d", **{key: lambda i: f"{RED}{i % 2}"})
+    with pytest.raises(UserError, match="without control characters") as refused:
+        look(root, Choices())
+    assert RED not in str(refused.value)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    root = folder_of_classes(tmp_path / "d")
+    os.rename(root / "x" / "0.png", os.fsencode(root / "x") + b"/\xff.png")
+    with pytest.raises(UserError, match="without control characters"):
+        look(root, Choices())
+
+
+def test_what_a_message_quotes_does_not_command_the_terminal(capsys):
+    """Colours and titles of a terminal are harmless; others change what was shown before."""
+    file = io.StringIO()
+    terminal = Terminal(file=file, force_terminal=False)
+    terminal.print(f"a.png {RED}\x9b2J\u202egnp.exe\r")
+    assert not {"\x1b", "\x9b", "\u202e", "\r"} & set(file.getvalue()) and "a.png \\x1b" in file.getvalue()
+    console.say(f"a.png {RED}\nnext\tline")
+    assert capsys.readouterr().out == "a.png \\x1b[31m\nnext\tline\n"

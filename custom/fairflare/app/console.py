@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from fairflare.app.progress import Progress
-from fairflare.app.terminal import err, out
+from fairflare.app.terminal import clean, err, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
 from fairflare.report.benefit import over_methods
@@ -47,7 +47,7 @@ LABELS = {
 
 def say(text: str) -> None:
     """Plain text on stdout."""
-    click.echo(text)
+    click.echo(clean(text))
 
 
 def note(text: str) -> None:

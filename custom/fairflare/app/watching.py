@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairflare.app.progress import Follower, duration, score_words
-from fairflare.app.terminal import out
+from fairflare.app.terminal import clean, out
 from fairflare.core.errors import UserError
 from fairflare.federation.files import AUDIT, is_file
 from fairflare.report.values import in_order
@@ -115,7 +115,7 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
 
 def picture(watched: Watched, folder: Path) -> RenderableType:
     """What is shown, made for 80 columns."""
-    lines = [Text(line) for line in headlines(watched, folder)]
+    lines = [Text(clean(line)) for line in headlines(watched, folder)]
     if not watched.start:
         return Group(*lines)
     shown = Table(box=None, pad_edge=False)

@@ -80,6 +80,31 @@ def merged(risks: Array, outcomes: Array, least: int) -> Ints:
     return np.array(starts[:-1], dtype=np.int64)
 
 
+def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[np.bool_]) -> Ints:
+    """The same where it is also told how many were flagged, and of which outcome: those with a risk from t on.
+
+    An edge leaves at least ``least`` cases of either outcome between itself and t, where it is not t itself: else the
+    number of those between would follow by subtraction.
+
+    Args:
+        risks: (N,) in [0, 1].
+        outcomes: (N,) 0 or 1.
+        least: > 0.
+        flags: (N,) whose risk is at least t.
+
+    Returns:
+        (B,) places in ``GRID``, the first 0; empty where all cases together are too few.
+    """
+    if not len(merged(risks, outcomes, least)):
+        return np.zeros(0, dtype=np.int64)
+    below, above = (merged(risks[side], outcomes[side], least) for side in (~flags, flags))
+    cells = cell_of(risks)
+    first, last = int(cells[flags].min(initial=CELLS)), int(cells[~flags].max(initial=-1))
+    # t is an edge where it may be and lies on the grid; else the bin that it is in holds cases of both sides.
+    edge = [first] if len(below) and len(above) and last < first else []
+    return np.array([0, *below[1:], *edge, *above[1:]], dtype=np.int64)
+
+
 def crowded(risks: Array, least: float) -> Ints:
     """Where bins of at least ``least`` cases begin, whatever came true of them: of which only one number is told.
 

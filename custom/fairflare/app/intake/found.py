@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
-from fairflare.core.validation import shown
+from fairflare.core.validation import CONTROL, shown
 
 SPLITS = ("training", "validation", "testing")
 SPLIT_WORDS = {
@@ -147,6 +147,14 @@ def check_sites(names: Iterable[str]) -> None:
         if name.lower() in seen:
             raise UserError(f"init: sites {seen[name.lower()]!r} and {name!r} differ by upper and lower case alone")
         seen[name.lower()] = name
+
+
+def check_texts(found: Found) -> None:
+    """Raise UserError where a name or a value holds control characters, or bytes that are no text."""
+    texts = {text for one in found.examples for text in (one.image, one.label, one.patient, *one.about.values())}
+    texts |= {*found.classes, *found.options.values(), *(key for one in found.examples for key in one.about)}
+    if odd := next((text for text in sorted(texts) if CONTROL.search(text)), ""):
+        raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")
 
 
 def root_name(root: Path) -> str:

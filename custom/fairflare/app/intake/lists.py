@@ -116,7 +116,8 @@ def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: s
     if is_image(text):
         text = _relative(root, path, text)
     patient = next((str(entry[key]) for key in PATIENTS if entry.get(key) is not None), "")
-    about = {key: str(value) for key, value in entry.items() if key not in KNOWN and isinstance(value, (str, int, float))}
+    others = {key: value for key, value in entry.items() if key not in KNOWN}
+    about = {key: str(value) for key, value in others.items() if isinstance(value, (str, int, float))}
     # The Decathlon's training list is all there is to divide: its test images have no labels.
     split = "" if path.stem == DESCRIPTION and split == SPLITS[0] else split
     return Example(site, _relative(root, path, entry["image"]), text, split, patient, about)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairflare.app.intake.draw import with_splits
 from fairflare.app.intake.folders import images_in_folders
-from fairflare.app.intake.found import Choices, Found
+from fairflare.app.intake.found import Choices, Found, check_texts
 from fairflare.app.intake.lists import images_in_lists, lists_in
 from fairflare.app.intake.masks import pixels
 from fairflare.app.intake.tables import examples_in_tables, tables_in
@@ -39,6 +39,7 @@ def look(root: Path, chosen: Choices) -> Proposal:
     """
     files = walk(root)
     found = _found(files, chosen)
+    check_texts(found)
     if chosen.kind and found.kind != chosen.kind:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
