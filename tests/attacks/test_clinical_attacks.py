@@ -163,6 +163,20 @@ def test_before_and_after_a_step_tell_of_the_same_patients():
     assert (before.positives == after.positives).all() and not np.allclose(before.risk, after.risk)
 
 
+@pytest.mark.parametrize("threshold", [0.5, 0.3, 0.41])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_few_patients_between_a_bins_edge_and_the_threshold_follow(seed, threshold):
+    """Bins from an edge on, less those flagged, are the patients between the two, and how many it came true of."""
+    cases, least = cases_of(seed=seed), 10
+    found = ClinicalAtSite(View(threshold=threshold), least).of_model(cases)
+    bins = bins_of(found)
+    for k in range(1, len(bins.n)):
+        n = bins.n[k:].sum() - found["flagged"]
+        positives = bins.positives[k:].sum() - found["true_positives"]
+        assert (n, positives) == (0, 0) or min(abs(positives), abs(n - positives)) >= least
+    assert bins.n.sum() == cases.n and min(bins.positives.min(), (bins.n - bins.positives).min()) >= least
+
+
 def test_with_secure_sums_no_count_leaves():
     view = View(cells=("a", "b"), of_group=(0, 1), secure=True)
     cases = cases_of(members=np.arange(240) % 2)

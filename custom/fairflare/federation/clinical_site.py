@@ -97,6 +97,13 @@ class ClinicalAtSite:
                     found |= self._bins(before, risks, outcomes)
         return found
 
+    def _starts(self, before: Array, outcomes: Array) -> Ints:
+        """Where bins begin: by the model's own risks, and beside its own decisions where they leave."""
+        flags = before >= self.view.threshold
+        if self.view.event is None or min(flags.sum(), (~flags).sum()) < self._least:
+            return maths.merged(before, outcomes, self._least)
+        return maths.merged_beside(before, outcomes, self._least, flags)
+
     def _free(self, cases: Cases, ones: Chosen, flags: Chosen) -> list[tuple[str, Chosen | None, bool, bool, bool]]:
         """Name and patients of all and of each cell, and whether their means, classes and decisions may leave."""
         everyone = np.ones(cases.n, dtype=bool)
@@ -151,7 +158,7 @@ class ClinicalAtSite:
         return found
 
     def _bins(self, before: Array, risks: Array, outcomes: Array) -> Numbers:
-        starts = maths.merged(before, outcomes, self._least)
+        starts = self._starts(before, outcomes)
         bins = maths.binned(risks, outcomes, starts, maths.cell_of(before))
         return {
             f"{BIN}{start}.{name}": round(float(value), RISK_DIGITS)
