@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import five_layouts
 from fairflare.app import console
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
-from fairflare.app.intake.write import contents
+from fairflare.app.intake.write import contents, write
 from fairflare.app.terminal import Terminal
-from fairflare.core.errors import UserError
+from fairflare.build import tasks
+from fairflare.core.errors import DataError, UserError
 
 
 def folder_with_a_list(root, **more):
@@ -81,3 +83,33 @@ def test_what_a_message_quotes_does_not_command_the_terminal(capsys):
     assert not {"\x1b", "\x9b", "\u202e", "\r"} & set(file.getvalue()) and "a.png \\x1b" in file.getvalue()
     console.say(f"a.png {RED}\nnext\tline")
     assert capsys.readouterr().out == "a.png \\x1b[31m\nnext\tline\n"
+
+
+def linked(root, outside):
+    """A folder of classes whose images are links to files ``outside``, after ``init`` where somebody has said yes."""
+    for path in list(folder_of_classes(root).rglob("*.png")):
+        (outside / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.move(path, outside / path.parent.name / path.name)
+        path.symlink_to(outside / path.parent.name / path.name)
+    proposal = look(root, Choices())
+    assert proposal.links
+    write(root, contents(root, proposal.found, True))
+    return tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="x,y")
+
+
+def test_links_out_are_followed_where_somebody_at_this_machine_has_allowed_them(tmp_path):
+    assert linked(tmp_path / "d", tmp_path / "files").site_data("d").size("train")
+
+
+@pytest.mark.parametrize("says", [True, "true", "1", None])
+def test_a_folder_from_elsewhere_does_not_allow_its_links_itself(tmp_path, says):
+    """An archive that was unpacked here holds what its maker wrote: ``links``, or what ``init`` wrote elsewhere."""
+    linked(tmp_path / "made" / "d", tmp_path / "files")
+    root = tmp_path / "d"
+    shutil.copytree(tmp_path / "made" / "d", root, symlinks=True)
+    described = json.loads((root / "fairflare" / "dataset.json").read_text())
+    if says is not None:
+        (root / "fairflare" / "dataset.json").write_text(json.dumps(described | {"links": says}))
+    task = tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="x,y")
+    with pytest.raises(DataError, match="symbolic link out of the data root"):
+        task.site_data("d")

@@ -17,6 +17,7 @@ from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.show import lines
 from fairflare.app.intake.write import contents, write
+from fairflare.clinic.kinds.own import mark_of
 from fairflare.core.errors import UserError
 from five_layouts import SITES, Case
 
@@ -197,7 +198,8 @@ def test_links_out_are_shown_and_allowed(tmp_path):
     shown = "\n".join(lines(root, proposal, files))
     assert len(proposal.links) == 36 and "36 images are symbolic links out of" in shown
     assert any("1 symbolic links lead nowhere" in note for note in proposal.found.notes)
-    assert yaml.safe_load(files["sites/site-1.yaml"])["links"] is True and json.loads(files["dataset.json"])["links"]
+    assert yaml.safe_load(files["sites/site-1.yaml"])["links"] is True
+    assert json.loads(files["dataset.json"])["links"] == mark_of(root)
 
 
 def empty(root):

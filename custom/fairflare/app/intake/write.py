@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.intake.found import SPLITS, Example, Found, check_sites
-from fairflare.clinic.kinds.own import DESCRIPTION, INSIDE
+from fairflare.clinic.kinds.own import DESCRIPTION, INSIDE, mark_of
 from fairflare.clinic.preflight import PATIENT
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
@@ -61,7 +61,7 @@ def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
         "classes": list(found.classes),
         "options": options,
         "root": "..",
-        **({"links": True} if links else {}),
+        **({"links": mark_of(root)} if links else {}),
         "source": f"{found.layout}; written by fairflare init",
         "sites": {site: {"kind": "own data", **sizes(found, site)} for site in found.sites},
         "run": f"fairflare run METHOD --data {root.name}",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -144,7 +145,17 @@ def root_of(folder: Path) -> tuple[Path, bool]:
     """The folder at which the paths of the lists in ``folder`` start, and whether links there may lead out of it."""
     described = read_description(folder)
     above = described.get("root") == ".." and folder.name == INSIDE
-    return (folder.parent if above else folder), bool(described.get("links"))
+    root = folder.parent if above else folder
+    return root, bool(described.get("links")) and described["links"] == mark_of(root)
+
+
+def mark_of(root: Path) -> str:
+    """What ``init`` notes of a folder whose links out it was allowed: a folder from elsewhere cannot bring it along.
+
+    It is of this folder at this place; a copy of it, or one that was unpacked here, has another.
+    """
+    home = root.resolve()
+    return hashlib.sha256(f"{home}\0{home.stat().st_ino}".encode(errors="surrogateescape")).hexdigest()
 
 
 def folder_of_lists(folder: Path) -> Path:
@@ -168,7 +179,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         return (
             {"kind": str(found["kind"]), "classes": _texts(found["classes"]), "options": dict(found["options"])}
             | {key: dict(found.get(key, {})) for key in ("shared", "table_sets", "sites")}
-            | {"root": found.get("root", "."), "links": found.get("links") is True}
+            | {"root": found.get("root", "."), "links": str(found.get("links", ""))}
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path.name}: expected what fairflare prepare writes ({type(error).__name__})") from None
