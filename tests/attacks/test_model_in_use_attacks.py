@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.inference.bundle import _check_plain
 from fairflare.inference.opened import open_run
 from fairflare.inference.places import site_file
 from fairflare.inference.whole import check
@@ -100,6 +101,38 @@ def test_force_replaces_nothing_but_what_this_package_has_made(tmp_path):
     with pytest.raises(UserError, match="not a folder"):
         check(link, "predictions", True)
     assert (out / "thesis.txt").read_text() == "x"
+
+
+NAMES = ("$__import__('os')._exit(0)", "@network_def", "%configs/inference.json::imports", "x @#model")
+
+
+def test_no_name_of_a_run_is_code_in_its_bundle(tmp_path, capsys):
+    """MONAI evaluates "$..." in a bundle's configuration; whoever made the run, or its folders, names the classes."""
+    data, out = tmp_path / "data", tmp_path / "bundle"
+    data.mkdir()
+    lines = [f"{('ill', NAMES[0])[i % 2]},{i % 7},{('train', 'train', 'val', 'test')[i // 2 % 4]}" for i in range(60)]
+    for site in "ab":
+        (data / f"{site}.csv").write_text("\n".join(["y,x,split", *lines]))
+    given = ["--kind", "tabular", "--classes", f"ill,{NAMES[0]}", "--set", "label=y", "--set", "features=x"]
+    quick = ["--rounds", "1", "--no-solo", "--workers", "1", "--out", tmp_path / "run"]
+    assert call("run", "fedavg", "--datalists", data, *given, *quick) == 0
+    capsys.readouterr()
+    assert call("export-model", tmp_path / "run", "--format", "bundle", "--site", "a", "--out", out) == 2
+    assert "do not begin with $, @ or %" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [lambda x: {"classes": [x]}, lambda x: {x: [1]}, lambda x: {"before": {"gaps": [x]}}])
+def test_no_text_of_a_run_is_a_reference_in_its_bundle(name, place):
+    with pytest.raises(UserError, match="do not begin with"):
+        _check_plain(place(name), targets=True)
+
+
+def test_no_argument_of_a_network_names_what_is_called():
+    _check_plain({"network_def": {"_target_": "scripts.networks.rebuilt", "sizes": [3], "norm": "group"}}, targets=True)
+    for args in ({"_target_": "os.system"}, {"act": {"_target_": "os.system"}}, {"act": [{"_requires_": "x"}]}):
+        with pytest.raises(UserError, match="no name that begins with _"):
+            _check_plain(args)
 
 
 def test_an_archive_that_grows_is_no_model(folder):

@@ -11,6 +11,7 @@ from typing import Any
 import fairflare
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import UserError
+from fairflare.core.validation import expected
 from fairflare.core.versions import versions
 from fairflare.federation.state import save_json, save_model, save_text
 from fairflare.inference.card import card
@@ -30,6 +31,8 @@ COPIED = (
     "inference/modules.py",
 )
 """Files that a bundle carries as ``scripts/NAME.py``; they import one another, numpy, torch and MONAI."""
+REFERENCE = re.compile("[@%]#")
+"""What MONAI replaces within a text."""
 IMPORT = re.compile(r"from fairflare\.(?:\w+\.)*(\w+) import")
 LICENSE = (
     "The files below scripts/ are part of FairFLARE, Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
@@ -83,6 +86,7 @@ def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
     if "class_path" in made:
         dotted, args = made["class_path"], made["args"]
         own = [] if dotted.startswith("monai.") else [f"the network needs your module {dotted.partition('.')[0]}"]
+        _check_plain(args)
         return {"_target_": dotted, **args}, own
     return {"_target_": "scripts.networks.rebuilt", "name": made["name"], "sizes": made["sizes"], **made["options"]}, []
 
@@ -121,7 +125,34 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background, @threshold)"
     else:
         last = "$apply.classify(@model, @preprocessing, @inputs, @output_dir, @classes, @batch_size)"
+    own = {"imports", "model"}
+    _check_plain({key: value for key, value in content.items() if key not in own}, targets=True)
     return {**content, "run": [last]}
+
+
+def _check_plain(content: Any, *, targets: bool = False) -> None:
+    """Raise UserError where MONAI would take a text of the run for something else than text.
+
+    It evaluates texts that begin with $, follows those that begin with @ or %, and calls what a key "_target_" names: a
+    class called "$..." in a run from elsewhere, or a folder of that name, would be code that runs with the bundle.
+
+    Args:
+        content: of a configuration, but for what this module has written itself.
+        targets: whether the mappings in it may name what they are made by, as this module writes it.
+    """
+    if isinstance(content, dict):
+        for key, value in content.items():
+            inner = targets and isinstance(value, dict)
+            if key != "_target_" or not targets:
+                expected("bundle", not str(key).startswith("_"), "no name that begins with _", key)
+            _check_plain(key)
+            _check_plain(value, targets=inner)
+    elif isinstance(content, (list, tuple)):
+        for value in content:
+            _check_plain(value)
+    elif isinstance(content, str):
+        fits = not content.startswith(("$", "@", "%")) and not REFERENCE.search(content)
+        expected("bundle", fits, "names and values that do not begin with $, @ or %; use another format", content)
 
 
 def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
@@ -149,7 +180,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "is_patch_data": False,
         "channel_def": {str(k): name for k, name in enumerate(opened.task.classes)},
     }
-    return {
+    content = {
         "version": "0.1.0",
         "changelog": {"0.1.0": f"exported from {opened.folder.name}, model {opened.model_sha256}"},
         "monai_version": known["monai"],
@@ -165,3 +196,5 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "intended_use": "research; not a medical device",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
     }
+    _check_plain(content)
+    return content
