@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,14 @@ from nvflare.client.config import ExchangeFormat
 from fairflare.build.config import RunConfig
 from fairflare.build.parts import Parts
 from fairflare.clinic.site_config import find_site_config
-from fairflare.clinic.tasks.script import Script
-from fairflare.core.errors import DataError
-from fairflare.core.imports import imports
+from fairflare.clinic.tasks.script import Script, script_file
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
-from fairflare.core.user_code import declared_file
 from fairflare.federation.site import Site
 from fairflare.flare import script_side
 from fairflare.flare.wire import answer_from_model, instruction_to_model
+from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES
 from fairflare.privacy.egress import EgressRefused
-
-CLIENT = "fairflare.client"
 
 
 class ScriptFailed(Exception):
@@ -97,30 +94,23 @@ class ScriptRunner:
         return answer if answer.update is not None else dataclasses.replace(answer, update_kind="diff")
 
 
-def script_file(module: str) -> Path:
-    """The file of a declared module that is a script of a federation.
-
-    A job names a module. What lies in a site's ``local/custom`` runs only if it is meant to: it imports
-    ``fairflare.client``.
-
-    Raises:
-        DataError: the module is not declared, is no single file, or is no such script.
-    """
-    path = declared_file(module)
-    if path is None or path.suffix != ".py":
-        raise DataError("code", f"script: the module {module!r} is not here, or is no single file")
-    if not any(f"{name}.".startswith(f"{CLIENT}.") for name in imports(path)):
-        raise DataError("code", f"script: {path.name} does not import {CLIENT}: it is no script of a federation")
-    return path
-
-
 def refuse_small_groups(scalars: Any, min_count: int | None) -> None:
-    """Raise EgressRefused where a script reports numbers of a group below ``min_count``, or of unknown size."""
+    """Raise EgressRefused where a script reports numbers of a group below ``min_count``, or of unknown size.
+
+    Of FairFed's counts a group's positives and negatives each have to be so many, or none.
+    """
     if not isinstance(scalars, dict):
         return
     for name in scalars:
         family, _, group = str(name).partition("/")
-        if family in (GROUP_LOSS, GROUP_COUNT) and group:
-            count = scalars.get(f"{GROUP_COUNT}/{group}")
-            if min_count is None or not isinstance(count, (int, float)) or count < min_count:
+        if group and family in (GROUP_LOSS, GROUP_COUNT, *FAMILIES):
+            kinds = (POSITIVES, NEGATIVES) if family in FAMILIES else (GROUP_COUNT,)
+            counts = [scalars.get(f"{kind}/{group}") for kind in kinds]
+            known = all(isinstance(count, (int, float)) for count in counts)
+            if min_count is None or not known or not _enough(counts, min_count):
                 raise EgressRefused(f"scalar {name}: of a group below min_count or of unknown size")
+
+
+def _enough(counts: Sequence[Any], least: int) -> bool:
+    """Whether each is at least ``least``, or none where there are two and the other is."""
+    return max(counts) >= least and all(count >= least or count == 0 for count in counts)

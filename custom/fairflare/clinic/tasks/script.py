@@ -16,10 +16,13 @@ from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.imports import imports
 from fairflare.core.types import LARGEST_LOSS, Training
-from fairflare.core.user_code import check_name, load_object
+from fairflare.core.user_code import check_name, declared_file, load_object
 from fairflare.core.validation import Names
 
+CLIENT = "fairflare.client"
+"""What a script of a federation imports."""
 NETWORK = "network"
 """What a script calls the function, or class, that makes its network."""
 
@@ -89,7 +92,12 @@ class Script(OwnData):
         return self.script.rpartition(".")[0]
 
     def network(self) -> nn.Module:
-        """What the script's function makes; UserError where it is not there or makes something else."""
+        """What the script's function makes; UserError where it is not there or makes something else.
+
+        Raises:
+            DataError: the file is no script of a federation; nothing of it was run.
+        """
+        script_file(self.module)
         made = load_object(self.script, "script", callable, "a function or class")
         try:
             network = made()
@@ -121,3 +129,20 @@ class Script(OwnData):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """Nothing: the script scores its model."""
         return {}
+
+
+def script_file(module: str) -> Path:
+    """The file of a declared module that is a script of a federation.
+
+    A job names a module. What lies in a site's ``local/custom`` runs only if it is meant to: it imports
+    ``fairflare.client``.
+
+    Raises:
+        DataError: the module is not declared, is no single file, or is no such script.
+    """
+    path = declared_file(module)
+    if path is None or path.suffix != ".py":
+        raise DataError("code", f"script: the module {module!r} is not here, or is no single file")
+    if not any(f"{name}.".startswith(f"{CLIENT}.") for name in imports(path)):
+        raise DataError("code", f"script: {path.name} does not import {CLIENT}: it is no script of a federation")
+    return path
