@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from fairflare.app.cli import cli
-from fairflare.app.watching import MOST_SITES, Watched, bars, headlines, picture
+from fairflare.app.watching import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.core.errors import UserError
 
 BEGUN = datetime.now(timezone.utc) - timedelta(seconds=60)
 
@@ -91,3 +93,21 @@ def test_the_command_prints_once_where_output_is_redirected(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     result = CliRunner().invoke(cli, ["watch", str(tmp_path)], standalone_mode=False)
     assert "expected the folder of a run" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]",
+        "[" * 100_000,
+        '{"event": "round"}',
+        '{"event": "round", "time": "yesterday"}',
+        json.dumps(_round(1, {"A": 0.5}) | {"accepted": []}),
+        json.dumps(_round(1, {"A": 0.5}) | {"weights": {"A": "x"}}),
+        json.dumps(_start(["A"]) | {"sites": 3}),
+    ],
+)
+def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
+    (tmp_path / "audit.jsonl").write_text(f"{json.dumps(_start(['A']))}\n{line}\n")
+    with pytest.raises(UserError, match="audit.jsonl: expected a run's log"):
+        watch(tmp_path, once=True, every=1.0)

@@ -103,14 +103,24 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no {CONFIG} and no {AUDIT}")
     task = str((read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}).get("task"))
     watched = Watched(TASKS[task].headline if task in TASKS else "")
-    watched.follow(folder)
+    first = _look(watched, folder)
     if once or not out.is_terminal:
-        out.print(picture(watched, folder))
+        out.print(first)
         return
-    with Live(picture(watched, folder), console=out, auto_refresh=False) as live:
+    with Live(first, console=out, auto_refresh=False) as live:
         for _ in _looks(watched, every):
-            watched.follow(folder)
-            live.update(picture(watched, folder), refresh=True)
+            live.update(_look(watched, folder), refresh=True)
+
+
+def _look(watched: Watched, folder: Path) -> RenderableType:
+    """What the log says by now; raises UserError where it is no log: it may be another's, or cut in two."""
+    try:
+        watched.follow(folder)
+        return picture(watched, folder)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{AUDIT}: expected a run's log; `fairflare verify` says more ({type(error).__name__})"
+        ) from None
 
 
 def picture(watched: Watched, folder: Path) -> RenderableType:
