@@ -3,15 +3,20 @@
 
 import json
 import pickle
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.validation import as_cell
+from fairflare.inference.apply import RESULTS, _write
 from fairflare.inference.bundle import _check_plain
 from fairflare.inference.opened import open_run
 from fairflare.inference.places import site_file
+from fairflare.inference.predict import _csv
 from fairflare.inference.whole import check
 from run_folders import call, edit_json, run
 
@@ -156,3 +161,21 @@ def test_an_edited_configuration_is_not_used(folder, tmp_path):
             open_run(folder)
     finally:
         (folder / "config.json").write_bytes(before)
+
+
+def test_no_file_name_or_id_is_a_formula_in_the_results():
+    """Results are opened in spreadsheets; a file's name comes from wherever the image does."""
+    for text in ('=HYPERLINK("http://x","y").png', "+1+cmd|x", "-2+3", "@SUM(A1)", "\tx", "\r=1"):
+        assert as_cell(text) == "'" + text
+    for plain in ("a=b.png", "-12", "+3.5e-2", "12-3", "", 7, 0.5, "p_x"):
+        assert as_cell(plain) == plain
+    for write in (_csv, written):
+        found = write(["file", "=class"], [["=1+1.png", "ill"], ["-7", "-0.5"], ["x", -0.25]])
+        assert found.splitlines() == ["file,'=class", "'=1+1.png,ill", "-7,-0.5", "x,-0.25"]
+
+
+def written(header, rows):
+    """The same by an exported bundle."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write(folder, header, rows)
+        return (Path(folder) / RESULTS).read_text()

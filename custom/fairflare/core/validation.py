@@ -40,6 +40,8 @@ JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SITE = re.compile(r"[^\W_][\w .-]{0,59}")
 """Names of a task's own sites; each may name a file, so no separator, no leading dot, and at most 240 bytes."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
+NUMERAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+"""A text that is a number as a spreadsheet reads it."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 """Control characters but tab and line ends, and halves of surrogate pairs: no text of ours holds them."""
 
@@ -85,6 +87,12 @@ def shown(value: Any) -> str:
 def _is_short(value: Any) -> bool:
     """Whether ``repr`` is cheap and cannot fail: Python refuses to print very large numbers."""
     return not (isinstance(value, int) and value.bit_length() > 1000)
+
+
+def as_cell(value: Any) -> Any:
+    """``value`` for a CSV file: a spreadsheet takes a text that begins so for a formula, and shows an apostrophe's."""
+    begins = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if begins and not NUMERAL.fullmatch(value) else value
 
 
 def check_plain(name: str, content: Any) -> None:

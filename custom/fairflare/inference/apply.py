@@ -19,6 +19,7 @@ from fairflare.clinic.readers.geometry import geometry_of, suffix_of
 from fairflare.clinic.readers.masks import ending, pixel_values, restored, write_mask
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.readers.table_features import Feature, parsed, stacked
+from fairflare.core.validation import as_cell
 from fairflare.inference.modules import Whole
 
 IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
@@ -126,5 +127,5 @@ def _write(output_dir: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
     place.mkdir(parents=True, exist_ok=True)
     with (place / RESULTS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows([[repr(cell) if isinstance(cell, float) else cell for cell in row] for row in rows])
+        writer.writerow([as_cell(name) for name in header])
+        writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])

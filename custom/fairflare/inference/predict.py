@@ -22,6 +22,7 @@ from fairflare.clinic.tensors import as_float, normalised
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
+from fairflare.core.validation import as_cell
 from fairflare.federation.evaluation import predict as predicted
 from fairflare.federation.state import save_json, save_text
 from fairflare.inference.adjustment import HALF, members_of
@@ -263,6 +264,6 @@ def _classes(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
 def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([[repr(cell) if isinstance(cell, float) else cell for cell in row] for row in rows])
+    writer.writerow([as_cell(name) for name in header])
+    writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])
     return text.getvalue()
