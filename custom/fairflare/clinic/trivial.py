@@ -37,8 +37,9 @@ Answers = Callable[[Tensor], Tensor]
 def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[str, dict[str, float]]:
     """Split ("val", "test") -> the task's metrics of the trivial answer there; splits that hold nothing are left out.
 
-    What a constant answer scores follows from the counts of the classes alone. So a split's numbers are there only
-    where every one of these counts may leave the site. Those of a regression are a model's metrics as any other.
+    What a constant answer scores follows from the counts of the classes alone, of the split and, since its loss says
+    how sure it is, of the training split. So a split's numbers are there only where every one of these counts may leave
+    the site. Those of a regression are a model's metrics as any other.
 
     Args:
         task: how outputs are scored.
@@ -46,11 +47,14 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         min_count: the fewest examples whose number may leave the site; None: none.
     """
     constant, answers = _answers(task, data)
+    counted = constant and task.class_labels
+    if counted and not all(released([int(n) for n in data.class_counts.tolist()], min_count)):
+        return {}
     found: dict[str, dict[str, float]] = {}
     for split in SPLITS:
         batches = list(data.fixed(split, BATCH))
         targets = torch.cat([batch.targets.cpu() for batch in batches]) if batches else torch.empty(0)
-        if not batches or (constant and task.class_labels and not _may_leave(targets, len(task.classes), min_count)):
+        if not batches or (counted and not _may_leave(targets, len(task.classes), min_count)):
             continue
         condensed = [task.condense(answers(batch.inputs.cpu()), batch.targets.cpu()) for batch in batches]
         outputs, truths = (torch.cat(parts) for parts in zip(*condensed))
