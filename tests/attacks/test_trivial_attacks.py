@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows from the scores of an answer that needs no network."""
 
+import dataclasses
 import math
 
+import pytest
 import torch
 
 from fairflare.build import tasks
+from fairflare.build.assembly import build_site
+from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.clinic.trivial import trivial_results
 
@@ -26,3 +31,10 @@ def test_no_few_training_examples_of_a_class_follow_from_a_constant_answers_loss
     assert followed == 3
     assert trivial_results(TASK, few, 10) == {} == trivial_results(TASK, few, None)
     assert trivial_results(TASK, data_of(train=(190, 10), val=(40, 0), test=(40, 0)), 10)
+
+
+@pytest.mark.parametrize("secure_sum, tells", [("none", True), ("masks", False)])
+def test_with_secure_sums_no_classes_counts_follow_from_a_constant_answer(secure_sum, tells):
+    config = dataclasses.replace(make_config("fedism-plus", "ich-phantom"), secure_sum=secure_sum)
+    site = build_site(config, build_parts(config), "site-1")
+    assert bool(site.trivial(data_of(train=(50, 50), val=(40, 40), test=(40, 40)))) == tells

@@ -273,7 +273,7 @@ def build_site(
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit.at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
-        trivial=partial(trivial_results, parts.task, min_count=min_count),
+        trivial=partial(trivial_results, parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=look,
         tell=tell,
         describe=described,
