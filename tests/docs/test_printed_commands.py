@@ -7,6 +7,7 @@ Only the sizes behind the names differ: presets train two rounds on few images, 
 from __future__ import annotations
 
 import dataclasses
+import glob
 import re
 import shlex
 import shutil
@@ -169,7 +170,8 @@ def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch,
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         key, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(key, value)
-    program, *arguments = words
+    program, *patterns = words
+    arguments = [name for word in patterns for name in (sorted(glob.glob(word)) or [word])]  # as a shell does
     assert Path(program).name == "fairflare", f"{one.page}: no test runs {shlex.join(words)}"
     code = call(arguments)
     streams = capsys.readouterr()
