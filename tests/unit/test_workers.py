@@ -46,7 +46,8 @@ def outcome(config, folder, count):
     parts = build_parts(config)
     with LocalSites(config, folder, parts, count) as sites:
         final = run_local(config, folder, parts=parts, sites=sites)
-    assert not (folder / "sites").exists() or not [p for p in (folder / "sites").iterdir() if "personal" not in p.name]
+    results = (".personal.pt", ".solo.pt", ".inputs.json")
+    assert not [path for path in (folder / "sites").glob("*") if not path.name.endswith(results)]
     entries = verify(folder / "audit.jsonl")
     last = [entry for entry in entries if entry["event"] == "round"][-1]
     own = {path.name: model_hash(torch.load(path)) for path in sorted(folder.rglob("*.personal.pt"))}
