@@ -23,7 +23,8 @@ def opening(summary: Json) -> list[str]:
     """What a clinician should know first of one run: how it serves whom, what joining gives, and what happened."""
     happened = _refusals(summary) + _late(summary) + _conditions(summary)
     joining = (summary.get("benefit") or {}).get("sentences") or []
-    return [" ".join(_state(summary) + _service(summary)), " ".join(joining), " ".join(happened)]
+    paragraphs = [_state(summary) + _service(summary), *([joining] if joining else []), happened]
+    return [" ".join(sentences) for sentences in paragraphs]
 
 
 def _state(summary: Json) -> list[str]:
