@@ -91,6 +91,7 @@ def said(config, folder, workers):
         raise RunFailed(f"{folder.name}: too few sites")
     if kind == "mistaken":
         raise UserError(f"{folder.name}: no such data")
+    time.sleep(0.2)  # so that a mistake is known before the others are through, on a busy machine too
     return {"folder": folder.name, "pid": os.getpid()}
 
 
