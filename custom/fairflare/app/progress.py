@@ -23,6 +23,7 @@ from fairflare.app.terminal import err
 from fairflare.core.findings import Finding
 from fairflare.federation.files import AUDIT
 from fairflare.report.log import line
+from fairflare.report.values import number
 
 MOST_ERRORS = 20
 """Of preflight, at all sites together, that are printed while it looks."""
@@ -61,8 +62,7 @@ class TimeLeft(ProgressColumn):
         done = task.completed - task.fields.get("begun", 0)
         if done <= 0 or not task.total or task.elapsed is None or task.total <= task.completed:
             return Text("")
-        seconds = task.elapsed / done * (task.total - task.completed)
-        return Text(f"about {duration(seconds)} left", style="progress.remaining")
+        return Text(time_left(task.elapsed, done, task.total - task.completed), style="progress.remaining")
 
 
 class Progress(Follower):
@@ -139,11 +139,8 @@ class Progress(Follower):
         self._say(", ".join(filter(None, (f"round {entry['round']} of {entry['rounds']}: {count}", words, left))))
 
     def _left(self, done: int) -> str:
-        """ "about 3 min left" after round ``done``."""
         begun, first = self._since or (time.monotonic(), 0)
-        if done <= first:
-            return ""
-        return f"about {duration((time.monotonic() - begun) / (done - first) * (self._rounds - done))} left"
+        return time_left(time.monotonic() - begun, done - first, self._rounds - done)
 
     def _print(self, text: str) -> None:
         err.print(escape(text), soft_wrap=True)
@@ -184,15 +181,28 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
         headline: the metric; where no site sends it (no validation split, secure sums), a loss takes its place, of
             which the largest is the worst.
     """
-    sent = {site: answer.get("metrics") or {} for site, answer in (entry.get("accepted") or {}).items()}
+    name, values = scored(entry, headline)
+    if not values:
+        return ""
+    site = (min if name == headline else max)(sorted(values), key=values.__getitem__)
+    mean = sum(values.values()) / len(values)
+    words = {"train_loss": "training loss"}.get(name, f"validation {name.replace('_', ' ')}")
+    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
+
+
+def scored(entry: Mapping[str, Any], headline: str) -> tuple[str, dict[str, float]]:
+    """What a round is scored by, and site -> value: the headline metric or else a loss, whichever a site has sent."""
+    sent = {site: answer.get("metrics") or {} for site, answer in entry.get("accepted", {}).items()}
     for name in (headline, *LOSSES):
-        values = {site: found[name] for site, found in sent.items() if _is_number(found.get(name))}
-        if values:
-            site = (min if name == headline else max)(sorted(values), key=values.__getitem__)
-            mean = sum(values.values()) / len(values)
-            words = {"train_loss": "training loss"}.get(name, f"validation {name.replace('_', ' ')}")
-            return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
-    return ""
+        values = {site: number(found.get(name)) for site, found in sent.items()}
+        if known := {site: value for site, value in values.items() if value is not None}:
+            return name, known
+    return headline, {}
+
+
+def time_left(seconds: float, done: float, remaining: float) -> str:
+    """ "about 3 min left" at the speed of the ``done`` steps that took ``seconds``; "" before the first one."""
+    return f"about {duration(seconds / done * remaining)} left" if done > 0 else ""
 
 
 def duration(seconds: float) -> str:
@@ -201,7 +211,3 @@ def duration(seconds: float) -> str:
         return f"{max(1, math.ceil(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -15,13 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fairflare.app.progress import Follower, duration, score_words
+from fairflare.app.progress import Follower, duration, score_words, scored, time_left
 from fairflare.app.terminal import clean, out
 from fairflare.core.errors import UserError
 from fairflare.federation.files import AUDIT, is_file
 from fairflare.report.values import in_order
 
 BARS = "▁▂▃▄▅▆▇█"
+SCORED = "scored"
+"""Key under which a round's line has what the sites scored."""
 WIDTH = 16
 """Rounds that a line of bars shows: the last ones."""
 MOST_SITES = 40
@@ -44,6 +46,7 @@ class Watched(Follower):
         self.begun = self.last = datetime.now(timezone.utc)
         """Of the last beginning, and of the last line."""
         self.rounds: list[Mapping[str, Any]] = []
+        """Of each round the line, and with it what every site scored."""
         self.finish: Mapping[str, Any] = {}
 
     def saw(self, entry: Mapping[str, Any]) -> None:
@@ -54,13 +57,13 @@ class Watched(Follower):
             self.first, self.begun, self.finish = entry.get("from_round", 0), self.last, {}
             self.rounds = [one for one in self.rounds if one["round"] <= self.first]
         elif entry["event"] == "round":
-            self.rounds.append(entry)
+            self.rounds.append({**entry, SCORED: scored(entry, self.headline)[1]})
         elif entry["event"] == "finish":
             self.finish = entry
 
     def scores(self, site: str) -> list[float | None]:
         """The site's score in each round, None where it sent none."""
-        return [_of(entry["accepted"].get(site), self.headline) for entry in self.rounds]
+        return [entry[SCORED].get(site) for entry in self.rounds]
 
     def weights(self, site: str) -> list[float | None]:
         """The site's aggregation weight in each round, None where it has none."""
@@ -172,10 +175,10 @@ def bars(values: list[float | None]) -> str:
 def _still(watched: Watched, done: int, total: int) -> str:
     silent = (datetime.now(timezone.utc) - watched.last).total_seconds()
     since = f"last line {duration(silent)} ago"
-    if done <= watched.first:
-        return f"running, {since}"
-    each = (watched.last - watched.begun).total_seconds() / (done - watched.first)
-    return f"running, about {duration(each * (total - done))} left, {since}" if done < total else f"evaluating, {since}"
+    if done >= total:
+        return f"evaluating, {since}"
+    left = time_left((watched.last - watched.begun).total_seconds(), done - watched.first, total - done)
+    return ", ".join(filter(None, ("running", left, since)))
 
 
 def _listed(watched: Watched, sites: list[str]) -> list[str]:
@@ -200,9 +203,3 @@ def _looks(watched: Watched, every: float) -> Iterator[None]:
 def _last(values: list[float | None]) -> str:
     found = next((value for value in reversed(values) if value is not None), None)
     return "-" if found is None else f"{found:.3f}"
-
-
-def _of(answer: Mapping[str, Any] | None, headline: str) -> float | None:
-    metrics = (answer or {}).get("metrics") or {}
-    value = next((metrics[name] for name in (headline, "loss", "train_loss") if name in metrics), None)
-    return float(value) if isinstance(value, (int, float)) else None

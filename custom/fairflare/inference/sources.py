@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairflare.clinic.readers.geometry import suffix_of
 from fairflare.core.errors import UserError
+from fairflare.core.order import natural
 from fairflare.core.validation import shown
 
 IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
@@ -54,11 +54,6 @@ def table_of(named: Sequence[Path]) -> Path:
         got = ", ".join(path.name for path in named[:3])
         raise UserError(f"expected one table ({' or '.join(TABLES)}) for this run, got {shown(got)}")
     return named[0]
-
-
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """A key that puts "site-2" before "site-10"."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def _below(folder: Path) -> list[Path]:

@@ -39,7 +39,7 @@ def export_model(
     """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
 
     bundle runs with `python -m monai.bundle run`; torchscript and onnx take batches of any size; state-dict holds the
-    network's entries alone. Each is compared with the run's own model before it is written. docs/using-a-model.md
+    network's entries alone. torchscript and onnx are compared with the run's own model first. docs/using-a-model.md
     """
     from fairflare.app import console
     from fairflare.core import user_code
