@@ -101,7 +101,7 @@ def test_a_method_with_more_on_the_server_than_a_rule_is_refused(monkeypatch):
 def test_settings_have_either_name():
     for key in ("q", "rule.q"):
         assert FairAggregator("fedism", settings={key: 3.0})._rule.q == 3.0
-    with pytest.raises(UserError, match="unknown key 'trainer.rho_max' of rule fedism"):
+    with pytest.raises(UserError, match="rule fedism: unknown key 'trainer.rho_max'; known: "):
         FairAggregator("fedism", settings={"trainer.rho_max": 1})
 
 

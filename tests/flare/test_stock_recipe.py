@@ -106,6 +106,9 @@ def test_the_printed_script_is_the_one_that_runs():
     printed = (root / "docs" / "stock_recipe.md").read_text()
     assert (STOCK / "client.py").read_text() in printed
     call = 'aggregator=FairAggregator("fedism"), params_transfer_type="DIFF")'
-    assert f"FedAvgRecipe(..., {call}" in printed and f"FedAvgRecipe(..., {call}" in (root / "README.md").read_text()
+    assert (
+        f"FedAvgRecipe(..., {call}" in printed
+        and f"FedAvgRecipe(..., {call}" in (root / "docs" / "in_flare.md").read_text()
+    )
     job = "".join((STOCK / "job.py").read_text().split())
     assert all(part.rstrip(")") in job for part in call.split(", ")) and "server_expected_format" not in job

@@ -106,6 +106,7 @@ def test_a_classification_in_every_form(photo_run, photos, tmp_path, capsys):
 def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     from PIL import Image
 
+    from fairflare.clinic.tensors import as_float, normalised
     from fairflare.inference.opened import open_run
 
     lists = json.loads((mask_data / "client_north.json").read_text())["testing"]
@@ -114,8 +115,10 @@ def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     for one in lists:
         (only / one["image"].rpartition("/")[2]).write_bytes((mask_data / one["image"]).read_bytes())
     opened = open_run(mask_run)
-    pixels = torch.stack([opened.task.image_inputs().reader.image(mask_data / one["image"]) for one in lists]).float()
-    wanted = opened.network((pixels / 255 - 0.5) / 0.25).sigmoid().numpy()
+    inputs = opened.task.image_inputs()
+    stored = torch.stack([inputs.reader.image(mask_data / one["image"]) for one in lists])
+    pixels, ready = stored.float(), normalised(as_float(stored), inputs.mean, inputs.std)
+    wanted = opened.network(ready).sigmoid().numpy()
     for form, use in (("torchscript", in_torch), ("onnx", in_onnx)):
         assert np.abs(use(exported(capsys, mask_run, form, tmp_path / form), pixels) - wanted).max() < CLOSE
     bundle = exported(capsys, mask_run, "bundle", tmp_path / "bundle")
