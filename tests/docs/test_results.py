@@ -54,6 +54,23 @@ def test_a_folder_of_results_agrees_with_itself(folder):
         assert float(row["mean"]) == pytest.approx(sum(known) / len(known))
 
 
+PAPERS = sorted(path.parent for path in RESULTS.glob("*/*.md") if path.stem == path.parent.name and "-" in path.stem)
+DIFFERENCE = re.compile(r"[+\u2212]\d+\.\d+\s\[[+\u2212]\d+\.\d+,\s[+\u2212]\d+\.\d+\]")
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+def test_a_sentence_about_a_papers_table_quotes_it(folder):
+    """Every difference in the paragraph that begins with the folder's link stands in the folder's own table."""
+    name = folder.name
+    said = [part for part in PAGE.split("\n\n") if part.startswith(f"[{name}]({name}/{name}.md)")]
+    table = (folder / f"{name}.md").read_text(encoding="utf-8")
+    quoted = [" ".join(found.split()) for part in said for found in DIFFERENCE.findall(part)]
+    assert [one for one in quoted if one not in table] == []
+    assert said or f"[{name}]({name}/{name}.md)" in PAGE, "every table stands on the page"
+    command = re.search(r"- Command: (.*)", table)
+    assert command and command.group(1).startswith("fairflare paper ") and "/" not in command.group(1)
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatch, tmp_path):
     """Everything but the runs: methods, settings and seeds are accepted, and the tables written where they are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 
 import click
 
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
         for word in given:
             if CONTROL.search(word):
                 raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
-        command = shlex.join(["fairflare", *given])
+        command = shlex.join(["fairflare", *(_without_folders(word) for word in given)])
         with ends_by_signal():
             code = cli.main(given, standalone_mode=False, obj=command) or 0
     except click.exceptions.NoArgsIsHelpError as help:
@@ -85,6 +86,12 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, Exception) as error:
         code = explained(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _without_folders(word: str) -> str:
+    """An absolute path as its last part, since result files that keep the command are shared."""
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
     assert end.value.code == 0, capsys.readouterr().err
     kept = json.loads((tables / "compare.json").read_text())
     assert kept["command"].startswith("fairflare compare fedavg --task support2")
+    assert kept["command"].endswith("--tables tables --out runs"), "no folder of this machine"
     assert kept["command"] in (tables / "compare.md").read_text()
     assert sorted(path.name for path in tables.iterdir()) == FILES
 
