@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that the rooms hand to each other.
+"""The values that the rooms hand to each other: in a round those below, and what was declared before it.
 
 Rules, trainers and probes know these types and nothing of each other; nothing here touches a file, a socket or FLARE.
 """
@@ -8,18 +8,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.execution import Execution, Precision, moved
+from fairflare.core.declared import (
+    GROUP_COUNT,
+    GROUP_LOSS,
+    HELD,
+    LARGEST_LOSS,
+    MOST_EXAMPLES,
+    MOST_STEPS,
+    Cost,
+    Need,
+    Number,
+    Offer,
+    Outline,
+    Paper,
+    SplitName,
+    StateDict,
+    TensorSpec,
+    metric_range,
+)
+from fairflare.core.execution import Execution, moved
 from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.validation import Range
+from fairflare.core.training import Training, refuse_training
 
-StateDict = dict[str, Tensor]
+__all__ = [
+    "Batch",
+    "Cost",
+    "GROUP_COUNT",
+    "GROUP_LOSS",
+    "HELD",
+    "Info",
+    "LARGEST_LOSS",
+    "LocalWork",
+    "MOST_EXAMPLES",
+    "MOST_STEPS",
+    "Need",
+    "Number",
+    "Offer",
+    "Outline",
+    "PERSONAL",
+    "Paper",
+    "Reply",
+    "Round",
+    "SiteData",
+    "SplitName",
+    "StateDict",
+    "TRIVIAL",
+    "TensorSpec",
+    "Training",
+    "Weights",
+    "metric_range",
+    "refuse_training",
+]
+
 Weights = dict[str, float]
-SplitName = Literal["train", "val", "test"]
 
 
 class Batch(NamedTuple):
@@ -106,141 +152,6 @@ class Reply:
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number that a probe or trainer sends beside the update: the gate enforces its range.
-
-    Attributes:
-        name: its name; numbers of a family are "family/member".
-        low: the least value that is accepted.
-        high: the largest.
-        meaning: what it is, for people.
-        required: whether an answer without it is refused.
-        of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
-            examples; None: no such count.
-    """
-
-    name: str
-    low: float
-    high: float
-    meaning: str
-    required: bool = False
-    of_examples: float | None = None
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Tensors (float32) that a part sends or receives beside the model: "name/entry" on the way.
-
-    Attributes:
-        name: what the tensors are called; a rule reads them under it.
-        shapes: from what server and sites know alike to {entry: shape}.
-        meaning: what they are, for people.
-        required: whether all entries must be there; otherwise any of them may be missing.
-        bound: the largest absolute value that is accepted.
-        compared: whether the gate holds its size against that of the other sites'; not for what honestly differs by
-            orders of magnitude, such as counts.
-    """
-
-    name: str
-    shapes: Callable[[Outline], Mapping[str, tuple[int, ...]]]
-    meaning: str
-    required: bool = False
-    bound: float = 1e6
-    compared: bool = True
-
-
-MOST_EXAMPLES = 10**8
-"""The most examples that a site may say it has."""
-
-MOST_STEPS = 10**9
-"""The most local optimizer steps of one round that a site may report."""
-
-LARGEST_LOSS = 1e6
-"""The largest loss that a site may report."""
-
-
-def metric_range(name: str) -> tuple[float, float]:
-    """The range of a metric that its task declares none for: a loss is 0 to 1e6, anything else a share of 1."""
-    return (0.0, LARGEST_LOSS) if name == "loss" or name.endswith("_loss") else (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What the server and every site know alike before the first round; it fixes the numbers that may travel.
-
-    Attributes:
-        model: the initial model: names, shapes and order of its entries.
-        groups: names of the groups that examples belong to, e.g. ("female", "male") or the classes.
-        classes: number of classes of the task; 0: not known.
-    """
-
-    model: StateDict
-    groups: tuple[str, ...] = ()
-    classes: int = 0
-
-    @property
-    def features(self) -> int:
-        """Width of the features before the last layer: the inputs of the model's last matrix; 0 without one."""
-        widths = [value.shape[1] for value in self.model.values() if value.dim() > 1]
-        return int(widths[-1]) if widths else 0
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What a task has for methods to ask for.
-
-    Attributes:
-        task: its name, for messages.
-        metrics: names of its metrics.
-        headline: the metric that fairness is reported in.
-        groups: names of the groups of the run's grouping.
-        class_labels: whether every example has one class label, as logit adjustment needs.
-    """
-
-    task: str
-    metrics: tuple[str, ...]
-    headline: str
-    groups: tuple[str, ...]
-    class_labels: bool
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
-
-    Attributes:
-        split: "train", "val" or "test".
-        least: the fewest examples.
-        reason: what it needs them for, in words that end a sentence.
-        both_classes: whether examples of one class alone will not do.
-    """
-
-    split: SplitName
-    least: int
-    reason: str
-    both_classes: bool = False
-
-
-GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
-"""Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
-HELD = "holds_class"
-"""Family of the scalars "holds_class/INDEX": whether a site holds training examples of a class."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Forward and backward passes over a site's training data (a trainer's per epoch, a probe's per round)."""
-
-    forward: int = 0
-    backward: int = 0
-
-    @property
-    def in_forwards(self) -> int:
-        """Cost in forward passes, a backward pass counted as two."""
-        return self.forward + 2 * self.backward
-
-
 class SiteData(Protocol):
     """One site's data as trainers, probes and evaluation see it; the clinic provides it."""
 
@@ -261,62 +172,6 @@ class SiteData(Protocol):
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
         """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a site trains in one round, whatever the method; a task preset holds the papers' values.
-
-    Attributes:
-        rounds: T, communication rounds.
-        epochs: local epochs per round, unless ``local_steps`` are given.
-        batch_size: examples per local step.
-        optimizer: "adam" (L2 in the gradient, not AdamW) or "sgd".
-        lr: local learning rate eta.
-        momentum: momentum of "sgd"; ignored by "adam".
-        weight_decay: L2 coefficient added to the gradient.
-        logit_tau: temperature of the logit adjustment (Menon et al., ICLR 2021) of the local loss with the site's own
-            class counts; 0 is plain cross-entropy.
-        adam_beta2: decay of Adam's second moment, in [0, 1).
-        precision: of training passes, see ``execution.Execution``.
-        keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
-            FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
-        local_steps: local steps per round in place of ``epochs``: a site goes through its data again and again, and
-            each round goes on where the site's last one stopped. None: whole epochs.
-    """
-
-    rounds: Annotated[int, Range(1, 1_000_000)] = 10
-    epochs: Annotated[int, Range(1, 10_000)] = 1
-    batch_size: Annotated[int, Range(2, 65_536)] = 32
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Annotated[float, Range(0, 1e6)] = 3e-4
-    momentum: Annotated[float, Range(0, 1)] = 0.9
-    weight_decay: Annotated[float, Range(0, 1e6)] = 5e-4
-    logit_tau: Annotated[float, Range(0, 1e3)] = 0.0
-    adam_beta2: Annotated[float, Range(0, 1)] = 0.999
-    keep_optimizer: bool = False
-    precision: Precision = "auto"
-    local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2), ("local_steps", 1)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "logit_tau"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
-        if not 0 <= self.adam_beta2 < 1:
-            raise ValueError(f"adam_beta2 must be in [0, 1), got {self.adam_beta2}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr must be finite and > 0, got {self.lr}")
-
-
-def refuse_training(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError where ``settings`` of a method hold a field of ``Training``, which is the task's to say."""
-    named = {key.removeprefix("train.") for key in settings}
-    fields = sorted(named & set(Training.__dataclass_fields__))
-    if fields:
-        raise ValueError(f"{fields[0]}: is the task's training, equal for all methods, and no setting of one")
 
 
 PERSONAL = "personal"
@@ -398,17 +253,3 @@ class LocalWork:
     def loss(self, tau: float = 0.0) -> Objective:
         """The task's objective on this site's data, where it computes; ``tau`` > 0 adjusts logits."""
         return self.objective(self.data.class_counts.to(self.device), tau)
-
-
-@dataclass(frozen=True)
-class Paper:
-    """Where a method comes from."""
-
-    authors: str
-    title: str
-    venue: str
-    year: int
-    url: str
-
-    def __str__(self) -> str:
-        return f"{self.authors}, {self.venue} {self.year}"
