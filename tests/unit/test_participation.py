@@ -9,8 +9,8 @@ from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
 from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.history import memory_hash
 from fairflare.federation.in_process import InProcess
+from fairflare.federation.logged_files import memory_hash
 from fairflare.federation.state import load_checkpoint
 from fairflare.selectors.list import Named
 from fairflare.selectors.share import Share

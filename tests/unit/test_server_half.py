@@ -13,7 +13,7 @@ from fairflare.build.config import make_config
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import TensorSpec
-from fairflare.federation.history import memory_hash
+from fairflare.federation.logged_files import memory_hash
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.rules.base import Rule
 from fairflare.rules.fedavg import FedAvg

@@ -13,7 +13,7 @@ from fairflare.build.config import RunConfig, with_step
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import AuditLog
 from fairflare.federation.files import AUDIT, CONFIG, read_json
-from fairflare.federation.history import read_final, read_standing
+from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.report.write import verified_run, write_report
 
 

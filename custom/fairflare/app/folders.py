@@ -22,8 +22,8 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.federation import audit
 from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_file, read_json
-from fairflare.federation.history import events
 from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
+from fairflare.federation.log_lines import events
 from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report.log import LOG
 from fairflare.report.tensorboard import FOLDER as EVENTS

@@ -33,7 +33,7 @@ from fairflare.core.validation import shown as shown_text
 from fairflare.core.versions import all_versions
 from fairflare.federation import audit
 from fairflare.federation.files import AUDIT, read_json
-from fairflare.federation.history import events
+from fairflare.federation.log_lines import events
 from fairflare.federation.state import save_text
 from fairflare.papers import published
 from fairflare.papers.declaration import Data, Exhibit, Row, Table

@@ -46,8 +46,8 @@ from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.federation import audit
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.files import AUDIT, MODEL, is_file, is_there, read_json
-from fairflare.federation.history import events
 from fairflare.federation.lock import locked
+from fairflare.federation.log_lines import events
 from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
 from fairflare.federation.state import save_json, save_text

@@ -1,84 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an audit log tells of a run, line after line, and whether checkpoint and model are what it tells of.
+"""What an audit log says of a run: its lines followed from the first to the last, each checked against those before.
 
 A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
 from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
 A "best" line behind the evaluation names the model that a run chooses. A round's line may say that its model is
-"unscored"; then one "scores" line, anywhere between it and a completed run's
-end, holds what the model got on the shared test sets. A "report" line may stand anywhere behind: it holds the hashes of
-the report's files.
+"unscored"; then one "scores" line, anywhere between it and a completed run's end, holds what the model got on the
+shared test sets. A "report" line may stand anywhere behind: it holds the hashes of the report's files.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import model_hash, state_hash
-from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model
-from fairflare.federation.state import Checkpoint, load_checkpoint
+from fairflare.federation.files import AUDIT
+from fairflare.federation.log_lines import COMPLETED, FORMAT, READABLE, REPORT, SHAPES, Entry, alike, misfit
 
-Entry = Mapping[str, Any]
-FORMAT = 3
-"""Of the log; in format 2 a round's own line held its model's scores."""
-READABLE = (2, FORMAT)
-"""Format 1 had none written down, and bound neither rule state nor reports."""
-REPORT = "report"
-COMPLETED = "completed"
 OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
-
-NUMBER = (int, float)
-NUMBERS = {str: NUMBER}
-COUNTS = {str: int}
-TRUTH = bool
-REJECTED = {str: {"code": str, "detail": str}}
-LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
-SHAPES: dict[str, dict[Any, Any]] = {
-    "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
-    "resume": {"from_round": int, "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
-    "round": {
-        "round": int,
-        "rounds": int,
-        "accepted": {str: {"n_examples": int, "scalars": NUMBERS, "metrics": NUMBERS}},
-        "rejected": REJECTED,
-        "weights": NUMBERS,
-        "notes": dict,
-        "site_seconds": {str: NUMBERS},
-        "seconds": NUMBERS,
-        **LEFT,
-    },
-    "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
-    "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
-    "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
-    "best": {
-        "by": str,
-        "weight": NUMBER,
-        "metric": str,
-        "higher": TRUTH,
-        "own": TRUTH,
-        "round": int,
-        "values": {str: NUMBERS},
-        "sites": {str: dict},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
-    "benefit": {
-        "trainer": str,
-        "draws": int,
-        "level": NUMBER,
-        "sites": {str: NUMBERS},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "finish": {"status": str, "reason": str, "model_sha256": str},
-    REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
-}
-"""Event -> what its line holds at least."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +90,7 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
         event = entry.get("event")
         if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run_history is None):
             raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
-        if wrong := _misfit(entry, SHAPES[event]):
+        if wrong := misfit(entry, SHAPES[event]):
             raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
         if run_history is None:
             run_history = _started(entry)
@@ -176,76 +115,6 @@ def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
         if entry["event"] == "round":  # one that is repeated takes the place of the first
             rounds[entry["round"]] = entry
     return {site: number for number in sorted(rounds) if number <= until for site in rounds[number]["accepted"]}
-
-
-def events(entries: Sequence[Entry]) -> list[Entry]:
-    """What happened in the federation: all lines but those that record reports of it."""
-    return [entry for entry in entries if entry.get("event") != REPORT]
-
-
-def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the log's line of a round says of the checkpoint that is written after it."""
-    return {
-        "model_sha256": model_hash(checkpoint.model),
-        "state_sha256": memory_hash(checkpoint),
-        "declared": dict(checkpoint.declared),
-    }
-
-
-def memory_hash(checkpoint: Checkpoint) -> str:
-    """SHA-256 over what the server keeps beside the model: the rule's state and the gate's history of norms.
-
-    Where there are any, the server optimizer's state, that of the trainer's server half and the sites' own models too.
-    """
-    more = {"server": checkpoint.server, "models": checkpoint.models, "trainer": checkpoint.trainer}
-    kept = {name: value for name, value in more.items() if value}
-    return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
-
-
-def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
-    """The folder's checkpoint, which is the one that the log ends with; None before the first.
-
-    A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
-
-    Raises:
-        UserError: the checkpoint is missing, unreadable or another one.
-    """
-    allowed = [standing for standing in (run_history.standing, run_history.before) if standing is not None]
-    if not is_there(folder / CHECKPOINT):
-        if any(standing.round == 0 for standing in allowed):
-            return None
-        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {run_history.standing.round} finished rounds")
-    found = load_checkpoint(folder / CHECKPOINT)
-    logged = next((standing for standing in allowed if standing.round == found.round), None)
-    if logged is None:
-        raise UserError(
-            f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {run_history.standing.round}"
-        )
-    for what, same in (
-        ("the model", logged.model == model_hash(found.model)),
-        ("the rule's or the gate's state", logged.state == memory_hash(found)),
-        ("the declared numbers of examples", _alike(logged.declared, found.declared)),
-        ("the log's line", logged.entry == found.entry),
-    ):
-        if not same:
-            raise UserError(f"{CHECKPOINT}: {what} is not what {AUDIT} says of round {found.round}")
-    return found
-
-
-def read_final(folder: Path, run_history: RunHistory) -> dict[str, Any] | None:
-    """The folder's ``model.pt``, which is the one that the log's end names; None when there is none.
-
-    Raises:
-        UserError: it is unreadable or another one, or the log has no end, which is written before the model.
-    """
-    if not is_there(folder / MODEL):
-        return None
-    if not run_history.finish:
-        raise UserError(f"{AUDIT}: the last entry is missing: {MODEL} is there, and the log does not say so")
-    model = read_model(folder / MODEL)
-    if model_hash(model) != run_history.finish["model_sha256"]:
-        raise UserError(f"{MODEL}: is not the model that {AUDIT} ends with")
-    return model
 
 
 def _started(entry: Entry) -> RunHistory:
@@ -379,26 +248,5 @@ def _same_model(run_history: RunHistory, entry: Entry, number: int) -> None:
 def _keep_declared(run_history: RunHistory, entry: Entry, number: int) -> None:
     """The first word counts: a site's number of examples never changes."""
     now, before = entry["declared"], run_history.standing.declared
-    if not _alike({site: now.get(site) for site in before}, before):
+    if not alike({site: now.get(site) for site in before}, before):
         raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Equal as JSON, where 1, 1.0 and true differ."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _misfit(value: Any, shape: Any, name: str = "") -> str:
-    """The first name under which ``value`` lacks what ``shape`` asks for; empty when there is none.
-
-    A shape is a type or several; [shape] a list of such values, {str: shape} a mapping of them; {name: shape, ...} what
-    it holds at least.
-    """
-    if isinstance(shape, list):
-        return "" if isinstance(value, list) and not any(_misfit(item, shape[0], name) for item in value) else name
-    if not isinstance(shape, dict):
-        return "" if isinstance(value, shape) and isinstance(value, bool) == (shape is TRUTH) else name
-    if not isinstance(value, dict):
-        return name
-    wanted = {key: shape[str] for key in value} if str in shape else shape
-    return next((wrong for key in wanted if (wrong := _misfit(value.get(key), wanted[key], str(key)[:40]))), "")

@@ -28,16 +28,9 @@ from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.entries import by_site, round_entry, too_few
 from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.federation.gate import Gate, Verdict, inspect_evaluation, steps_of
-from fairflare.federation.history import (
-    COMPLETED,
-    FORMAT,
-    RunHistory,
-    last_counted,
-    left_behind,
-    read_final,
-    read_history,
-    read_standing,
-)
+from fairflare.federation.history import RunHistory, last_counted, read_history
+from fairflare.federation.log_lines import COMPLETED, FORMAT
+from fairflare.federation.logged_files import left_behind, read_final, read_standing
 from fairflare.federation.messages import Answer, Instruction, Transport
 from fairflare.federation.norms import remembered
 from fairflare.federation.outcomes import usable

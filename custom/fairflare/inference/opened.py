@@ -21,7 +21,7 @@ from fairflare.core.types import StateDict
 from fairflare.core.validation import shown
 from fairflare.federation.audit import model_hash
 from fairflare.federation.files import BEST, CONFIG, is_file, read_json, read_model
-from fairflare.federation.history import read_final, read_standing
+from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.federation.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.inference.adjustment import Adjustment, adjustment_of
 from fairflare.inference.places import site_file

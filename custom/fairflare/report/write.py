@@ -26,8 +26,10 @@ from fairflare.federation.files import (
     read_bytes,
     read_json,
 )
-from fairflare.federation.history import REPORT as RECORD
-from fairflare.federation.history import RunHistory, events, read_final, read_history, read_standing
+from fairflare.federation.history import RunHistory, read_history
+from fairflare.federation.log_lines import REPORT as RECORD
+from fairflare.federation.log_lines import events
+from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.federation.state import json_text, save_text
 from fairflare.federation.unscored import Unscored
 from fairflare.report.metrics import higher_is_better

@@ -34,7 +34,7 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     its report.
     """
     from fairflare.app import console
-    from fairflare.federation.history import events
+    from fairflare.federation.log_lines import events
     from fairflare.report.write import absent, verified_run
 
     run_history, entries = verified_run(folder, head)
