@@ -3,10 +3,12 @@
 
 import json
 import os
+import re
 
 import pytest
 import torch
 
+from fairflare.app import cli
 from fairflare.app.cli import main
 
 RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
@@ -35,6 +37,21 @@ def test_list_tells_everything(capsys):
     assert rows["fedavg"]["cost"] == 1.0 and rows["fedism-plus"]["cost"] == pytest.approx(10 / 3, abs=0.01)
     assert rows["fedism-plus"]["parameters"]["rho_max"] == 0.1 and rows["fedism-plus"]["trainer"] == "gsam"
     assert "FedISM+" in call(capsys, "list")[1]
+
+
+def test_help_shows_the_whole_first_sentence_of_every_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(capsys, "--help")
+    said = " ".join(out.split())
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    for one in cli.COMMANDS:
+        assert f"{one.name} {cli.first_sentence(one)}" in said and cli.first_sentence(one), one.name
+
+
+def test_tasks_on_own_data_have_no_number_of_sites(capsys):
+    code, out, _ = call(capsys, "tasks")
+    assert code == 0 and out.count(" your sites, ") >= 4 and ":countries  17 sites, 30 rounds" in out
+    assert not re.search(r"\b0 sites", out)
 
 
 def test_tasks_say_what_is_simulated(capsys):

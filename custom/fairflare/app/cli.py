@@ -60,7 +60,22 @@ COMMANDS = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class WholeSentences(click.Group):
+    """Commands with the whole first sentence of each, which click cuts to what is left of one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the section "Commands"."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, first_sentence(one)) for name, one in found.items() if one])
+
+
+def first_sentence(command: click.Command) -> str:
+    """The first paragraph of a command's help, in one line."""
+    return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
+@click.group(cls=WholeSentences, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="fairflare")
 def cli() -> None:
     """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""

@@ -131,8 +131,9 @@ def tasks(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["attributes"]:
             _indented(f"sensitive attributes: {', '.join(row['attributes'])}")
         for preset in row["presets"]:
-            rounds = preset["training"]["rounds"]
-            _indented(f":{preset['preset']}  {len(preset['sites'])} sites, {rounds} rounds; {preset['summary']}")
+            rounds, count = preset["training"]["rounds"], len(preset["sites"])
+            sites = f"{count} sites" if count else "your sites"
+            _indented(f":{preset['preset']}  {sites}, {rounds} rounds; {preset['summary']}")
 
 
 def _entry(name: str, text: str) -> None:

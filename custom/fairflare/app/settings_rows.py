@@ -146,7 +146,7 @@ def meaning(cls: type, name: str) -> str:
     for base in cls.__mro__:
         text = inspect.cleandoc(base.__doc__ or "")
         if found := re.search(rf"^ +{re.escape(name)}: +(.*(?:\n {{8,}}.*)*)", text, re.MULTILINE):
-            return " ".join(found.group(1).split())
+            return " ".join(found.group(1).replace("``", "`").split())
     return ""
 
 

@@ -85,7 +85,8 @@ class RunConfig:
         options: every option of the task.
         training: every local training setting, T among them.
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
-        min_sites: accepted sites that a round needs; half of them by default, at least two.
+        min_sites: accepted sites that a round needs. Where it is not set: half of the run's sites, rounded up, and at
+            least two (three with secure sums).
         threads: torch threads per process; results are bit-identical only between runs that share it.
         group_by: the groups that results are given for, and that methods for subpopulations weigh: "label", an
             attribute of the task, several joined as in "label+sex", or "none".
