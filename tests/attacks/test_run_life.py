@@ -17,6 +17,7 @@ import pytest
 
 from fairflare.app import folders
 from fairflare.app.cli import main
+from fairflare.app.job_folders import is_job
 from fairflare.build.config import make_config
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.federation import audit, loop, memory, state
@@ -705,7 +706,7 @@ def test_a_killed_export_leaves_the_old_job_or_the_new_one(capsys, tmp_path):
     for number in (0, 1):
         assert in_child(*export, patch=at(Path, "rename", nth(number))) == -signal.SIGKILL
         assert call(capsys, *export)[0] == 0
-        assert folders.is_job(out) and [p.name for p in tmp_path.iterdir()] == ["job"]
+        assert is_job(out) and [p.name for p in tmp_path.iterdir()] == ["job"]
 
 
 @pytest.mark.parametrize("command", ["compare", "contribution"])

@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a comparison: every method with every seed, each seed on data of its own, which all methods share."""
+"""A comparison: every method with every seed, each seed on data of its own, which all methods share, and its files."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fairflare.app.arguments import folder_name, split_method
+from fairflare.app.folders import COMPARISON, COMPARISON_PAGE, check_collection, check_path, content, created, opened
+from fairflare.app.parallel import budget, run_all
+from fairflare.app.runs import run_once
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
+from fairflare.core.versions import all_versions
+from fairflare.federation.state import save_json, save_text
+from fairflare.report.compare import PARETO, compare
+from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
+from fairflare.report.page import render_compare
+from fairflare.report.table_files import as_csv as tables_as_csv
+from fairflare.report.table_files import as_latex
+from fairflare.report.tables import as_csv, as_markdown
 
 DATA_SEED = "data_seed"
 SHARED = ("group_by", "leave_out", "clients")
@@ -60,6 +72,64 @@ def arms(
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
     return found
+
+
+def compare_all(
+    configs: Sequence[tuple[str, RunConfig]],
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
+    pareto: tuple[str, str] = PARETO,
+    again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
+) -> dict[str, Any]:
+    """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
+
+    Args:
+        configs: (folder name, run); a finished run of the very same configuration found there is not run again.
+        folder: holds the comparison; one that holds something else is refused.
+        env: "local" or "sim".
+        force: runs everything again.
+        sim_threads: see ``execute``.
+        workers: processes that compute side by side, see ``parallel.budget``.
+        pareto: the two quantities of the Pareto front, see ``compare``.
+        again: adds to a comparison what it finds in the runs, see ``second_look.look_again``.
+    """
+    check_collection(folder)
+    at_once = budget(workers, env, configs)
+    with created(folder), opened(folder):
+        one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
+        summaries = run_all(configs, folder, one, at_once)
+        found = [(config, folder / name, summary["detail"]) for (name, config), summary in zip(configs, summaries)]
+        comparison = again(compare([detail for *_, detail in found], pareto), found)
+        save_json(folder / COMPARISON, comparison)
+        save_text(folder / COMPARISON_PAGE, render_compare(comparison))
+    return comparison
+
+
+def check_tables(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is new, empty or holds the tables of a comparison."""
+    check_path(folder)
+    if alien := content(folder) if not (folder / COMPARISON).is_file() else []:
+        raise UserError(f"--tables {folder}: expected a new folder or tables of a comparison, found {alien[0].name!r}")
+
+
+def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
+    """Write a comparison to ``folder``, with the command that made it.
+
+    compare.json (everything), compare.csv (the quantities), compare.md, compare.tex, and tables.csv (every table's
+    cells: sites, metrics, domains, statistics).
+    """
+    check_tables(folder)
+    folder.mkdir(exist_ok=True)
+    save_json(folder / COMPARISON, {**comparison, "command": command})
+    save_text(folder / "compare.csv", as_csv(comparison))
+    save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
+    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
+    save_text(folder / "compare.tex", as_latex(*tables))
+    save_text(folder / "tables.csv", tables_as_csv(*tables))
 
 
 def _sets_data_seed(values: Mapping[str, Any]) -> bool:

@@ -8,13 +8,11 @@ back, unless the new run has begun.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fairflare.build.assembly import CONFIG
 from fairflare.build.local import SITES
@@ -29,7 +27,6 @@ from fairflare.report.log import LOG
 from fairflare.report.tensorboard import FOLDER as EVENTS
 from fairflare.report.write import PAGE, REPORT
 
-T = TypeVar("T")
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
 SUMMARIES = (
@@ -54,10 +51,6 @@ RUN_FOLDERS = {
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }
 """Name -> what the files in it are called."""
-JOB_FILES = (
-    r"meta\.json|app/config/config_fed_(server|client)\.json"
-    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
-)
 BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
 """The run that is being replaced; on its way there or back."""
 
@@ -288,37 +281,3 @@ def _clear_half_written(folder: Path) -> None:
     names = (*RUN_FILES, *SUMMARIES)
     clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
     clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
-
-
-def is_job(folder: Path) -> bool:
-    """Whether ``folder`` holds an exported job."""
-    server = folder / "app" / "config" / "config_fed_server.json"
-    try:
-        return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
-    except UserError:
-        return False
-
-
-def job_strangers(folder: Path) -> list[str]:
-    """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
-    code = map(re.escape, _job_code(folder / "app" / "config" / "config_fed_server.json"))
-    own = re.compile("|".join((JOB_FILES, *(rf"app/custom/{name}(\.py|/.+)" for name in code))))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
-    names = {path: path.relative_to(folder).as_posix() for path in files}
-    return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]
-
-
-def _job_code(path: Path) -> list[str]:
-    """The names of the modules of the user's own that an exported job says that it brings."""
-    found: list[str] = []
-    for flow in _as(list, read_json(path).get("workflows"), path, "workflows"):
-        arguments = _as(dict, _as(dict, flow, path, "a workflow").get("args"), path, "args")
-        found += _as(dict, _as(dict, arguments.get("config"), path, "config").get("code"), path, "code")  # name -> hash
-    return found
-
-
-def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
-    """``value``, or an empty ``kind`` for None; raises UserError for another type than an export writes."""
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
-    return kind() if value is None else value

@@ -5,31 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairflare.app import console
 from fairflare.app.folders import (
-    COMPARISON,
-    COMPARISON_PAGE,
     FLARE_LOG,
     RIDER,
-    check_collection,
-    check_path,
-    content,
-    created,
     fresh_folder,
     is_complete,
-    is_job,
     is_run,
-    job_strangers,
     opened,
 )
-from fairflare.app.parallel import budget, run_all
 from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
@@ -41,29 +29,16 @@ from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.types import Training
-from fairflare.core.versions import all_versions
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.federation import audit
 from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.files import AUDIT, MODEL, is_file, is_there, read_json
-from fairflare.federation.lock import locked
 from fairflare.federation.log_lines import events
 from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
-from fairflare.federation.state import save_json, save_text
-from fairflare.report.compare import PARETO, compare
-from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.log import RunLog
-from fairflare.report.page import render_compare
-from fairflare.report.table_files import as_csv as tables_as_csv
-from fairflare.report.table_files import as_latex
-from fairflare.report.tables import as_csv, as_markdown
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import REPORT, check_resumable, verify_run, write_report
-
-JOB_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
-NEW, OLD = "new", "old"
-"""What an export moves to its place, and what was there."""
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -168,64 +143,6 @@ def report_again(folder: Path) -> dict[str, Any]:
         return write_report(folder)
 
 
-def compare_all(
-    configs: Sequence[tuple[str, RunConfig]],
-    folder: Path,
-    *,
-    env: str = "local",
-    force: bool = False,
-    sim_threads: int | None = None,
-    workers: int | None = 1,
-    pareto: tuple[str, str] = PARETO,
-    again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
-) -> dict[str, Any]:
-    """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
-
-    Args:
-        configs: (folder name, run); a finished run of the very same configuration found there is not run again.
-        folder: holds the comparison; one that holds something else is refused.
-        env: "local" or "sim".
-        force: runs everything again.
-        sim_threads: see ``execute``.
-        workers: processes that compute side by side, see ``parallel.budget``.
-        pareto: the two quantities of the Pareto front, see ``compare``.
-        again: adds to a comparison what it finds in the runs, see ``second_look.look_again``.
-    """
-    check_collection(folder)
-    at_once = budget(workers, env, configs)
-    with created(folder), opened(folder):
-        one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
-        summaries = run_all(configs, folder, one, at_once)
-        found = [(config, folder / name, summary["detail"]) for (name, config), summary in zip(configs, summaries)]
-        comparison = again(compare([detail for *_, detail in found], pareto), found)
-        save_json(folder / COMPARISON, comparison)
-        save_text(folder / COMPARISON_PAGE, render_compare(comparison))
-    return comparison
-
-
-def check_tables(folder: Path) -> None:
-    """Raise UserError unless ``folder`` is new, empty or holds the tables of a comparison."""
-    check_path(folder)
-    if alien := content(folder) if not (folder / COMPARISON).is_file() else []:
-        raise UserError(f"--tables {folder}: expected a new folder or tables of a comparison, found {alien[0].name!r}")
-
-
-def write_tables(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
-    """Write a comparison to ``folder``, with the command that made it.
-
-    compare.json (everything), compare.csv (the quantities), compare.md, compare.tex, and tables.csv (every table's
-    cells: sites, metrics, domains, statistics).
-    """
-    check_tables(folder)
-    folder.mkdir(exist_ok=True)
-    save_json(folder / COMPARISON, {**comparison, "command": command})
-    save_text(folder / "compare.csv", as_csv(comparison))
-    save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
-    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
-    save_text(folder / "compare.tex", as_latex(*tables))
-    save_text(folder / "tables.csv", tables_as_csv(*tables))
-
-
 def run_once(
     config: RunConfig,
     folder: Path,
@@ -249,30 +166,6 @@ def run_once(
         return read_json(folder / REPORT)
     console.note(f"{folder.name}: was cut short, goes on")
     return resume(folder, sim_threads=sim_threads, workers=workers)
-
-
-def export_job(
-    config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
-) -> None:
-    """Write the FLARE job folder ``out``; it appears whole or not at all."""
-    from fairflare.flare.recipe import FairRecipe, job_name
-
-    check_path(out)
-    name = job_name(config) if name is None else name
-    if not JOB_NAME.fullmatch(name):
-        raise UserError(f"--name: expected letters, digits, '.', '_' and '-', at most 100, got {name[:100]!r}")
-    scratch = out.parent / f".{out.name}.fairflare_export"
-    with created(scratch), locked(scratch):
-        _clear_scratch(scratch, out)
-        _refuse_other_than_job(out, force)
-        with console.quiet_flare():
-            FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(scratch / NEW))
-        if out.exists():
-            out.rename(scratch / OLD)
-        (scratch / NEW / name).rename(out)
-        _clear_scratch(scratch, out)
-    with contextlib.suppress(OSError):  # that of a killed command; another command may have it by now
-        scratch.rmdir()
 
 
 def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
@@ -374,22 +267,3 @@ def _report_what_there_is(folder: Path) -> None:
     if (folder / AUDIT).exists():
         with contextlib.suppress(FairFlareError):
             write_report(folder)
-
-
-def _clear_scratch(scratch: Path, out: Path) -> None:
-    """Remove what an export has left, a killed one's too; the job that it was about to replace is back."""
-    if (scratch / OLD).is_dir() and not out.exists():
-        (scratch / OLD).rename(out)
-    for name in (NEW, OLD):
-        shutil.rmtree(scratch / name, ignore_errors=True)
-
-
-def _refuse_other_than_job(out: Path, force: bool) -> None:
-    if not content(out):
-        return
-    if not force:
-        raise UserError(f"--out {out}: exists; give another folder, or --force to replace it")
-    if not is_job(out):
-        raise UserError(f"--out {out}: holds no exported job of fairflare, so --force does not replace it")
-    if alien := job_strangers(out):
-        raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")

@@ -1,37 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a configuration on a federation that is up: submits the job, waits for it, brings its result home.
-
-FLARE's ``ProdEnv`` would open a session per question, print to stdout and tell nothing of why a job failed; ``PocEnv``
-would delete the POC that it finds running. So the session behind both is used directly.
-"""
+"""Runs a configuration on a federation that is up: submits the job, waits for it, brings its result home."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import re
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.flare_api.api_spec import (
-    AuthenticationError,
-    AuthorizationError,
-    InternalError,
-    InvalidJobDefinition,
-    JobNotFound,
-    NoConnection,
-    NoReply,
-    SessionClosed,
-)
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from nvflare.recipe import PotentialSecretWarning
 from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
@@ -41,16 +23,10 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.files import AUDIT, CHECKPOINT
 from fairflare.flare.places import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
+from fairflare.flare.server_session import POLL, Server, silent
 from fairflare.flare.simulate import LOG
 
 ENVS = ("poc", "prod")
-POLL = 2.0
-"""Seconds between two questions for the job's status."""
-CONNECT = 10.0
-"""Seconds to reach the server."""
-PATIENCE = 120.0
-"""Seconds for which a server that was reached once may be away, as while it starts again."""
-LOST = (NoConnection, NoReply, SessionClosed)
 DONE, RUNNING = "FINISHED", "RUNNING"
 GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
@@ -92,9 +68,9 @@ def run_deployed(
     poll = SITES_POLL if env == "poc" else None
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
-    with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, _Server(user, kit) as server:
+    with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
         _check_sites(config, server.connected())
-        with _silence():
+        with silent():
             recipe.export(scratch)
         job = server.submit(Path(scratch) / recipe.name)
         watch(f"job {job}: submitted by {user}")
@@ -138,84 +114,6 @@ class Late(RunFailed):
     """Nobody waits for the job any longer, and it goes on."""
 
 
-class _Server:
-    """A session with the FLARE server that is opened again when it breaks."""
-
-    def __init__(self, user: str, kit: Path) -> None:
-        self._user, self._kit = user, kit
-        self._session: Session | None = None
-
-    def __enter__(self) -> _Server:
-        try:
-            self._connect()
-        except NoConnection:
-            raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def connected(self) -> list[str]:
-        """Names of the connected clients, sorted."""
-        return sorted(client.name for client in self._ask("get_system_info").client_info)
-
-    def began(self) -> str:
-        """When the server was started."""
-        return str(self._ask("get_system_info").server_info.start_time)
-
-    def submit(self, job: Path) -> str:
-        """The id of the submitted ``job``. Not repeated when the connection breaks: it may have arrived."""
-        try:
-            with _silence():
-                return str(self._open().submit_job(str(job)))
-        except (AuthorizationError, InvalidJobDefinition) as error:
-            raise UserError(f"the server refuses the job: {_cause(error)}") from None
-        except (*LOST, InternalError, RuntimeError) as error:
-            raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
-
-    def meta(self, job: str) -> dict[str, Any]:
-        """What the server says of a job."""
-        return dict(self._ask("get_job_meta", job))
-
-    def download(self, job: str, folder: Path) -> Path:
-        """The job's result in a folder below ``folder``."""
-        return Path(self._ask("download_job_result", job, str(folder)))
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                with _silence():
-                    return getattr(self._open(), method)(*arguments)
-            except LOST as error:
-                self._close()
-                if time.monotonic() > until:
-                    raise RunFailed(f"the server has been away for {PATIENCE:g} seconds: {_words(error)}") from None
-                time.sleep(POLL)
-            except AuthorizationError as error:
-                raise UserError(f"the server refuses: {_words(error)}") from None
-            except (JobNotFound, InternalError, RuntimeError) as error:
-                raise RunFailed(f"the server answers: {_words(error)}") from None
-
-    def _open(self) -> Session:
-        if self._session is None:
-            self._connect()
-        return self._session
-
-    def _connect(self) -> None:
-        try:
-            with _silence():
-                self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
-        except (AuthenticationError, AuthorizationError) as error:
-            raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
-
-    def _close(self) -> None:
-        if self._session is not None:
-            with contextlib.suppress(Exception), _silence():  # whatever is wrong with it, it is not needed any more
-                self._session.close()
-        self._session = None
-
-
 def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
     """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
     wanted = config.clients or site_names(config)
@@ -228,7 +126,7 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
         raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
 
 
-def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
+def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
     """The job's meta once it is over."""
     status, seen, began = "", [], server.began()
     while True:
@@ -250,7 +148,7 @@ def _wait(server: _Server, job: str, federation: str, deadline: float, watch: Wa
         time.sleep(POLL)
 
 
-def _fetch(server: _Server, job: str, scratch: Path, folder: Path) -> None:
+def _fetch(server: Server, job: str, scratch: Path, folder: Path) -> None:
     """Put what the server's run left into ``folder``; a job that never ran left nothing."""
     result = server.download(job, scratch) / "workspace"
     for item in sorted((result / RESULT).iterdir()) if (result / RESULT).is_dir() else ():
@@ -297,15 +195,6 @@ def _last_entry(folder: Path) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {}
 
 
-def _cause(error: BaseException) -> str:
-    """What FLARE puts last: "...for the action 'submit_job PATH: user 'x' is not authorized'"."""
-    return _words(error).rpartition(": ")[2].removesuffix("'")
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split())
-
-
 @contextlib.contextmanager
 def _no_logs() -> Iterator[None]:
     """FLARE logs every message that does not get through; what matters of it is raised."""
@@ -315,11 +204,3 @@ def _no_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", PotentialSecretWarning)
-        yield

@@ -64,7 +64,7 @@ def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
 
 def test_tables_replace_nobodys_files(tmp_path, monkeypatch, capsys):
     (tmp_path / "compare.md").write_text("mine")
-    monkeypatch.setattr("fairflare.app.runs.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr("fairflare.app.comparison.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", "fedavg", "--task", "support2", "--tables", str(tmp_path)])
     told = capsys.readouterr().err

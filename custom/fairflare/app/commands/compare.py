@@ -107,8 +107,7 @@ def compare(
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
     from fairflare.app import console
-    from fairflare.app.comparison import arms
-    from fairflare.app.runs import check_tables, compare_all, write_tables
+    from fairflare.app.comparison import arms, check_tables, compare_all, write_comparison
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
     from fairflare.build.benefit import can_ask, with_benefit
 
@@ -139,5 +138,5 @@ def compare(
         again=partial(look_again, resamples=resample, options=options),
     )
     if tables:
-        write_tables(comparison, tables, command or "fairflare compare")
+        write_comparison(comparison, tables, command or "fairflare compare")
     console.dump(comparison) if as_json else console.comparison(comparison, folder)

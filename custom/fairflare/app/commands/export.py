@@ -10,8 +10,6 @@ import click
 
 from fairflare.app.options import PATH, config_options, force_option
 from fairflare.app.run_file import OF_A_RUN, RunCommand
-from fairflare.core.errors import UserError
-from fairflare.core.validation import JOB_NAME, shown
 
 if TYPE_CHECKING:
     from fairflare.build.config import RunConfig
@@ -37,9 +35,7 @@ def export(
     METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
     """
     from fairflare.app import console
-    from fairflare.app.runs import export_job
+    from fairflare.app.job_folders import export_job
 
-    if name is not None and not JOB_NAME.fullmatch(name):
-        raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
     export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

@@ -53,7 +53,8 @@ def paper(
         rows = paper_rows(out)
         console.dump(rows) if as_json else show_papers(rows)
         return
-    from fairflare.app.paper import Choices, make_exhibit
+    from fairflare.app.paper import make_exhibit
+    from fairflare.app.paper_plan import Choices
     from fairflare.papers.index import named
 
     chosen = Choices(

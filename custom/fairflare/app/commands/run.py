@@ -69,8 +69,8 @@ def run(
     if pooled:
         if deployment:
             raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
+        from fairflare.app.comparison import compare_all
         from fairflare.app.references import with_references
-        from fairflare.app.runs import compare_all
 
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
         arms = with_references(config, ["pooled"])

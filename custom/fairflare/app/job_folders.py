@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of exported FLARE jobs: written whole or not at all, replaced only where all of it is an export's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fairflare.app import console
+from fairflare.app.folders import check_path, content, created
+from fairflare.build.config import RunConfig
+from fairflare.core.errors import UserError
+from fairflare.core.validation import JOB_NAME, shown
+from fairflare.federation.files import read_json
+from fairflare.federation.lock import locked
+
+T = TypeVar("T")
+NEW, OLD = "new", "old"
+"""What an export moves to its place, and what was there."""
+JOB_FILES = (
+    r"meta\.json|app/config/config_fed_(server|client)\.json"
+    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
+)
+"""What an export writes, below the job's folder."""
+
+
+def export_job(
+    config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
+) -> None:
+    """Write the FLARE job folder ``out``; it appears whole or not at all."""
+    from fairflare.flare.recipe import FairRecipe, job_name
+
+    if name is not None and not JOB_NAME.fullmatch(name):
+        raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
+    check_path(out)
+    name = name or job_name(config)
+    scratch = out.parent / f".{out.name}.fairflare_export"
+    with created(scratch), locked(scratch):
+        _clear_scratch(scratch, out)
+        _refuse_other_than_job(out, force)
+        with console.quiet_flare():
+            FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(scratch / NEW))
+        if out.exists():
+            out.rename(scratch / OLD)
+        (scratch / NEW / name).rename(out)
+        _clear_scratch(scratch, out)
+    with contextlib.suppress(OSError):  # that of a killed command; another command may have it by now
+        scratch.rmdir()
+
+
+def _clear_scratch(scratch: Path, out: Path) -> None:
+    """Remove what an export has left, a killed one's too; the job that it was about to replace is back."""
+    if (scratch / OLD).is_dir() and not out.exists():
+        (scratch / OLD).rename(out)
+    for name in (NEW, OLD):
+        shutil.rmtree(scratch / name, ignore_errors=True)
+
+
+def _refuse_other_than_job(out: Path, force: bool) -> None:
+    if not content(out):
+        return
+    if not force:
+        raise UserError(f"--out {out}: exists; give another folder, or --force to replace it")
+    if not is_job(out):
+        raise UserError(f"--out {out}: holds no exported job of fairflare, so --force does not replace it")
+    if alien := job_strangers(out):
+        raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")
+
+
+def is_job(folder: Path) -> bool:
+    """Whether ``folder`` holds an exported job."""
+    server = folder / "app" / "config" / "config_fed_server.json"
+    try:
+        return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
+    except UserError:
+        return False
+
+
+def job_strangers(folder: Path) -> list[str]:
+    """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
+    code = map(re.escape, _job_code(folder / "app" / "config" / "config_fed_server.json"))
+    own = re.compile("|".join((JOB_FILES, *(rf"app/custom/{name}(\.py|/.+)" for name in code))))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]
+
+
+def _job_code(path: Path) -> list[str]:
+    """The names of the modules of the user's own that an exported job says that it brings."""
+    found: list[str] = []
+    for flow in _as(list, read_json(path).get("workflows"), path, "workflows"):
+        arguments = _as(dict, _as(dict, flow, path, "a workflow").get("args"), path, "args")
+        found += _as(dict, _as(dict, arguments.get("config"), path, "config").get("code"), path, "code")  # name -> hash
+    return found
+
+
+def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
+    """``value``, or an empty ``kind`` for None; raises UserError for another type than an export writes."""
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
+    return kind() if value is None else value
