@@ -240,7 +240,7 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
 
 
 def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
-    """A ResNet-18 state dict with another head: everything but the head is taken over; sites never see the path."""
+    """A ResNet-18 state dict with another head: everything but the head is taken over; nobody sees the path."""
     from fairflare.build.config import make_config
     from fairflare.build.parts import build_parts
     from fairflare.clinic.networks import build
@@ -249,14 +249,19 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
     weights = build("resnet18", 3, 1000).state_dict()
     path = tmp_path / "resnet18.pth"
     torch.save(weights, path)
-    values = {"model": "resnet18", "pretrained_weights": str(path)}
-    model = build_parts(make_config("fedavg", "ich-phantom:small", values=values)).model
-    assert torch.equal(model["conv1.weight"], weights["conv1.weight"]) and model["fc.weight"].shape == (5, 512)
+    models = []
+    for key in ("pretrained_weights", "init_from"):  # the first is a path on the server's machine
+        values = {"model": "resnet18", key: str(path)}
+        models.append(build_parts(make_config("fedavg", "ich-phantom:small", values=values)).model)
+        assert torch.equal(models[-1]["conv1.weight"], weights["conv1.weight"])
+        assert models[-1]["fc.weight"].shape == (5, 512)
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     arguments = ["export", "fedavg", "--task", "ich-phantom:small", "--set", "model=resnet18"]
     code, _, err = call(capsys, *arguments, "--pretrained-weights", path, "--out", tmp_path / "job")
     assert code == 0, err
     configs = tmp_path / "job" / "app" / "config"
-    assert str(path) in (configs / "config_fed_server.json").read_text()
+    assert str(path) not in (configs / "config_fed_server.json").read_text()
+    assert torch.equal(torch.load(configs / "initial.pt", weights_only=True)["conv1.weight"], weights["conv1.weight"])
     assert str(path) not in (configs / "config_fed_client.json").read_text()
     arguments[0] = "run"
     for env in ("local", "sim"):

@@ -114,9 +114,9 @@ def _description(datalists: Path) -> dict[str, Any]:
     return read_description(datalists)
 
 
-def parse_pairs(pairs: tuple[str, ...] | list[str], pretrained_weights: str | None = None) -> dict[str, Any]:
+def parse_pairs(pairs: tuple[str, ...] | list[str], init_from: str | None = None) -> dict[str, Any]:
     """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
-    values: dict[str, Any] = {"pretrained_weights": pretrained_weights} if pretrained_weights else {}
+    values: dict[str, Any] = {"init_from": init_from} if init_from else {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():

@@ -19,7 +19,17 @@ from fairflare.build.local import SITES
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.federation import audit
-from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_file, read_json
+from fairflare.federation.files import (
+    AUDIT,
+    BEST,
+    BEST_MODELS,
+    CHECKPOINT,
+    INITIAL,
+    MODEL,
+    UNSCORED,
+    is_file,
+    read_json,
+)
 from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.federation.log_lines import events
 from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
@@ -41,7 +51,7 @@ SUMMARIES = (
     *(f"{name}.{ending}" for name in ("contribution", "riders") for ending in ("csv", "md", "tex", "html")),
 )
 FLARE_LOG = "flare_log.txt"
-RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, REPORT, PAGE, LOG, FLARE_LOG, RIDER)
+RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, INITIAL, REPORT, PAGE, LOG, FLARE_LOG, RIDER)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked|inputs)\.json)"),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fairflare.app import console
 from fairflare.app.folders import check_path, content, created
 from fairflare.build.config import RunConfig
+from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.validation import JOB_NAME, shown
 from fairflare.federation.files import read_json
@@ -22,7 +23,7 @@ T = TypeVar("T")
 NEW, OLD = "new", "old"
 """What an export moves to its place, and what was there."""
 JOB_FILES = (
-    r"meta\.json|app/config/config_fed_(server|client)\.json"
+    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.pt)"
     r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
@@ -37,6 +38,9 @@ def export_job(
     if name is not None and not JOB_NAME.fullmatch(name):
         raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
     check_path(out)
+    if config.init_from and (origin := build_parts(config).origin):
+        for line in origin.lines():
+            console.note(line)
     name = name or job_name(config)
     scratch = out.parent / f".{out.name}.fairflare_export"
     with created(scratch), locked(scratch):

@@ -55,10 +55,12 @@ accept_option = click.option(
     "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
 )
 weights_option = click.option(
+    "--init-from",
     "--pretrained-weights",
+    "init_from",
     type=AnyPath(path_type=str),
-    metavar="PATH",
-    help="A state dict to start from, e.g. ImageNet's for a ResNet-18.",
+    metavar="RUN|FILE|BUNDLE",
+    help="Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
 )
 env_option = click.option(
     "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
@@ -253,12 +255,12 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         seed: int,
         pairs: tuple[str, ...],
         accept: tuple[str, ...],
-        pretrained_weights: str | None,
+        init_from: str | None,
         **others: Any,
     ) -> None:
         from fairflare.build.config import make_config
 
-        values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+        values = parse_pairs(with_accepted(pairs, accept), init_from)
         config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
         say_reasons(config)
         command(config=config, **others)

@@ -22,6 +22,7 @@ from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import asked_sites, refuse_pooling
+from fairflare.build.initial import find
 from fairflare.build.local import SITES, LocalSites, run_local
 from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts, build_parts
@@ -100,7 +101,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
     heard = min(config.min_responses or count, count)
     found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
-    return [caution for caution in found if caution]
+    return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
 
 
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
@@ -127,6 +128,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         if env not in ("local", "sim"):
             text = "a new job continues it: the same fairflare run with --set federation=ID"
             raise UserError(f"{folder}: ran on deployed sites; {text}")
+        find(config.init_from, folder)
         parts = build_parts(config)
         parts.task.check_data()
         if env == "sim":

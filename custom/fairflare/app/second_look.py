@@ -211,7 +211,7 @@ def _predicted(parts: Parts, config: RunConfig, data: TensorData) -> tuple[Tenso
 
 def _loaded(config: RunConfig, folder: Path) -> Parts:
     """The run's parts, with its final model in the network."""
-    parts = build_parts(config)
+    parts = build_parts(config, at_site=True)
     parts.network.load_state_dict(read_model(folder / MODEL))
     return parts
 

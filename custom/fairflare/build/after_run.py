@@ -38,7 +38,7 @@ def step_after(
         UserError: the sites have personal models, which are theirs and not in the folder's model.
         RunFailed: a site's data have errors.
     """
-    parts = build_parts(config)
+    parts = build_parts(config, at_site=True)
     if parts.has_personal:
         raise UserError(f"{config.method}: keeps personal models at the sites; run it with --set after={config.after}")
     after = at_server(config, parts, view_of(config, parts))

@@ -18,6 +18,7 @@ from fairflare.build.about import about
 from fairflare.build.chosen import composed_title
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.initial import keep
 from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts
 from fairflare.build.secure_sums import server_part, site_part, summed
@@ -129,7 +130,8 @@ def _is_scored(parts: Parts) -> bool:
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
-    """Write ``config.json``: the run's configuration and what a reader should know beside it."""
+    """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
+    keep(config.init_from, folder)
     method = registry.get_method(config.method)
     described = {
         "about": about(config, parts),

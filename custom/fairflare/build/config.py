@@ -14,6 +14,7 @@ from fairflare.build.after import NO_STEP, STEPS, step_class
 from fairflare.build.chosen import PART_KEYS, chosen_parts, taken
 from fairflare.build.config_checks import checked_config
 from fairflare.build.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
+from fairflare.build.initial import named
 from fairflare.build.method_parts import part, reference_of
 from fairflare.build.plans import NOTHING, plan_for
 from fairflare.clinic.base import Task
@@ -58,6 +59,7 @@ RUN_KEYS = (
     "headline",
     "accept",
     "solo",
+    "init_from",
 )
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
@@ -122,6 +124,7 @@ class RunConfig:
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``federation.benefit``.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
+        init_from: SHA-256 of the tensors that the initial model starts from, see ``build.initial``; empty: of none.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -163,6 +166,7 @@ class RunConfig:
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
+    init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
@@ -319,6 +323,7 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
         **values,
         "clients": clients,
         "accept": accepted_codes(values.get("accept", "")),
+        "init_from": named(values.get("init_from", "")),
     }
     return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}
 

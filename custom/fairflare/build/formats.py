@@ -35,6 +35,7 @@ LATER: Mapping[str, Any] = {
     "headline": "final",
     "solo": False,
     "threshold": None,
+    "init_from": "",
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {"heart": {"reference": False, "scaling": "centre"}}

@@ -12,6 +12,7 @@ from torch import nn
 
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig
+from fairflare.build.initial import Origin, start_from
 from fairflare.build.method_parts import method_parts, part
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import Grouping
@@ -47,6 +48,8 @@ class Parts:
     grouping: Grouping
     selector: Selector = field(default_factory=All)
     server_optimizer: ServerOptimizer = field(default_factory=Add)
+    origin: Origin | None = None
+    """What the initial model has of a file that was given."""
 
     @property
     def outline(self) -> Outline:
@@ -123,7 +126,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
 
     Args:
         config: the run.
-        at_site: True where the network only ever holds received models: pretrained weights, which are a file of the
+        at_site: True where the network only ever holds received models: given weights, which are a file of the
             server's machine, are not looked for.
     """
     torch.set_num_threads(config.threads)
@@ -135,12 +138,17 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     seed_everything(task.initial_seed(config.seed))
     network = task.network()
     forget_seeds()  # FLARE draws ports from Python's generator: two servers must not draw the same ones
+    origin = None
+    if config.init_from and not at_site:
+        origin = start_from(config.init_from, network, made.trainer.personal_entries(network.state_dict()))
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))
     chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
     rule = bounded(made.rule, config.bounds)
-    parts = Parts(task, rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer)
+    parts = Parts(
+        task, rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer, origin
+    )
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
     if isinstance(task, Script) and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model.pt"
+INITIAL = "initial.pt"
+"""What the initial model was made of, where that was given; see ``build.initial``."""
 BEST = "best.pt"
 """The model that a run has chosen among those of its rounds."""
 BEST_MODELS = "best"

@@ -20,6 +20,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from fairflare.build.assembly import build_federation
 from fairflare.build.config import RunConfig
+from fairflare.build.initial import find
 from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
@@ -130,7 +131,11 @@ class FairController(ModelController):
         self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
         here = all_versions()
         self.info(f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
+        for place in (folder, self._app_config()):
+            find(config.init_from, place)
         parts = build_parts(config)
+        for line in parts.origin.lines() if parts.origin else ():
+            self.info(line)
         board, began = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), Began()
         try:
             keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
@@ -146,6 +151,10 @@ class FairController(ModelController):
                 write_report(folder)
             if own and not is_named():
                 hand_over(folder, Path(self.get_run_dir()))
+
+    def _app_config(self) -> Path:
+        """The job's ``app/config`` at the server, which may bring weights to start from."""
+        return Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted.

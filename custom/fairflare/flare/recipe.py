@@ -24,9 +24,11 @@ from nvflare.recipe.spec import Recipe
 from fairflare.build.assembly import site_names
 from fairflare.build.config import RunConfig
 from fairflare.build.config_checks import refuse_pooling
+from fairflare.build.initial import keep
 from fairflare.build.parts import without_folders, without_weights
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
+from fairflare.federation.files import INITIAL
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
@@ -162,8 +164,13 @@ class FairRecipe(Recipe):
             federation = self.config.federation
             persistor = FairPersistor(federation, self.config.sha256() if federation else "")
             self._job.to_server(persistor, id=PERSISTOR)
-        if self._staging is None and not self.preinstalled:
-            self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
+        if self._staging is not None:
+            return
+        self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
+        if self.config.init_from:  # weights are no code: they go with the server's configuration
+            keep(self.config.init_from, Path(self._staging.name))
+            self._job.add_file_to_server(str(Path(self._staging.name, INITIAL)), app_folder_type="config")
+        if not self.preinstalled:
             package = stage_package(Path(self._staging.name), self.config.task)
             self._job.add_file_to_server(str(package), dest_dir=PACKAGE)
             self._job.add_file_to_clients(str(package), dest_dir=PACKAGE)

@@ -107,6 +107,9 @@ def open_run(
     place = site_files or folder / SITES
     remarks = [] if run_history.completed else [f"the run has not ended: its model after round {standing.round}"]
     best = which == "best"
+    if best and parts.rule.own_models:
+        text = f"{config.method} gives sites models of their own, so that no round has one model to choose"
+        raise UserError(f"--which best: {text}; expected --which final")
     if best and not is_file(folder / BEST):
         raise UserError(f"--which best: the run has chosen none ({BEST}); expected --which final")
     shared = read_model(folder / BEST) if best else final or standing.model

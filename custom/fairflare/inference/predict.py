@@ -73,7 +73,9 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
     if table is not None:
         found = _of_table(opened, table, table_of(named))
     else:
-        found = _of_images(opened, images_of(named), folder)
+        files, notes = images_of(named, masks=not opened.task.class_labels)
+        found = _of_images(opened, files, folder)
+        found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
     save_text(folder / RESULTS, _csv(found.header, found.rows))
     save_json(folder / MARK, {**about(opened), "cases": len(found.rows), "unlike": found.unlike})

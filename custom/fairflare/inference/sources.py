@@ -4,48 +4,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fairflare.clinic.readers.geometry import suffix_of
+from fairflare.clinic.readers.naming import IMAGES, is_image, pairs
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 from fairflare.core.validation import shown
 
-IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
 TABLES = (".csv", ".parquet")
 MOST = 1_000_000
 
 
-def images_of(named: Sequence[Path]) -> dict[str, Path]:
-    """Name -> file: the name that results carry, with the folders below what was named; natural order.
+def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, Path], list[str]]:
+    """Name -> file, and what was passed over, a line each.
+
+    The name is the one that results carry, with the folders below what was named; natural order.
 
     Args:
         named: files of any name, and folders, of which every image below counts but hidden ones.
+        masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
 
     Raises:
         UserError: a file is missing, a folder holds no image, or two files would have one name.
     """
     found: dict[str, Path] = {}
+    beside: list[str] = []
     for path in named:
         if path.is_dir():
-            inside = _below(path)
+            inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
                 raise UserError(f"{path}: expected images ({', '.join(IMAGES)}) in it, found none")
-            pairs = [(file.relative_to(path).as_posix(), file) for file in inside]
+            own = _masks_of(inside) if masks else set()
+            beside += sorted(own, key=natural)
+            chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
             if suffix_of(path) in TABLES:
                 raise UserError(f"{path.name}: expected images for this run, got a table")
-            pairs = [(path.name, path)]
+            chosen = [(path.name, path)]
         else:
             raise UserError(f"{path}: no such file or folder")
-        for name, file in pairs:
+        for name, file in chosen:
             if name in found and found[name] != file:
                 raise UserError(f"two files are called {shown(name)}; name the folder above them instead")
             found[name] = file
     if len(found) > MOST:
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
-    return dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
+    notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
+    return dict(sorted(found.items(), key=lambda pair: natural(pair[0]))), notes
+
+
+def _masks_of(names: Collection[str]) -> set[str]:
+    """Those that by name or folder are the masks of others."""
+    return {mask for mask in pairs(sorted(names))[0].values() if mask}
 
 
 def table_of(named: Sequence[Path]) -> Path:
@@ -57,10 +69,13 @@ def table_of(named: Sequence[Path]) -> Path:
 
 
 def _below(folder: Path) -> list[Path]:
-    found = []
-    for place, inner, files in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        found += [Path(place, name) for name in files if not name.startswith(".")]
+    found: list[Path] = []
+    seen: set[str] = set()
+    for place, inner, files in os.walk(folder, followlinks=True):  # a site's folder may be a link, as for `init`
+        real = os.path.realpath(place)
+        inner[:] = sorted(name for name in inner if not name.startswith(".")) if real not in seen else []
+        found += [Path(place, name) for name in files if not name.startswith(".")] if real not in seen else []
+        seen.add(real)
         if len(found) > MOST:
             raise UserError(f"{folder}: expected at most {MOST} files")
-    return [path for path in found if suffix_of(path) in IMAGES and path.is_file()]
+    return [path for path in found if is_image(path.name) and path.is_file()]

@@ -83,12 +83,18 @@ def verdict(summary: Mapping[str, Any]) -> str:
     found = summary.get("learned") or {}
     if found.get("learned") is not False:
         return ""
-    metric = label(summary["headline"], summary)
+    metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
+    means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
     return (
-        f"This model has not learned: at {found['compared'] - found['better']} of "
-        f"{plural(found['compared'], 'site')} its {metric} is no better than what needs no network "
-        f"(on average {text(found['trivial'])}; the model {text(summary['fairness']['mean'])})."
+        f"This model has not learned: at {found['compared'] - found['better']} of {_compared(found)} "
+        f"its {metric} is no better than what needs no network (there {means[0]} on average; the model {means[1]})."
     )
+
+
+def _compared(found: Mapping[str, Any]) -> str:
+    """The sites that have both answers, and that others have not."""
+    n, others = found["compared"], len(found["rows"]) - found["compared"]
+    return plural(n, "site") if not others else f"the {plural(n, 'site')} where both are known"
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
@@ -96,10 +102,11 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     found = summary.get("learned") or {}
     said = []
     if found.get("learned"):
-        where = "at every site" if found["better"] == found["compared"] else f"at {found['better']} of them"
+        whole = "at every site" if found["compared"] == len(found["rows"]) else "at all of them"
+        where = whole if found["better"] == found["compared"] else f"at {found['better']} of them"
         said.append(
             f"What needs no network reaches {text(found['trivial'])} on average over "
-            f"{plural(found['compared'], 'site')}; the model is better {where}."
+            f"{_compared(found)}; the model is better {where}."
         )
     if trend := found.get("trend"):
         said.append(_still(trend))

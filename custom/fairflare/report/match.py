@@ -152,7 +152,8 @@ def _make(run: Json) -> Json:
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
     parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
-    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **_after(method)}
+    given = {"init_from": run["init_from"]} if run.get("init_from") else {}
+    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **_after(method), **given}
 
 
 def _after(method: Json) -> Json:

@@ -103,6 +103,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
+SHOWN_HASH = 12
+"""Digits of the given weights' hash that tell runs apart."""
+
+
 def _identity(config: Json, about: Json, trail: Trail) -> Json:
     training, settings = config.get("training") or {}, config.get("settings")
     return {
@@ -123,6 +127,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         "rounds_done": len(trail.rounds),
         **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},
         **{key: config.get(key) for key in ("min_responses", "grace")},
+        **({"init_from": config["init_from"][:SHOWN_HASH]} if config.get("init_from") else {}),
     }
 
 

@@ -15,6 +15,7 @@ from fairflare.clinic.readers.masks import pixel_values, restored
 from fairflare.core.errors import UserError
 from fairflare.datasets.readers import heart
 from fairflare.inference.opened import open_run
+from fairflare.inference.sources import images_of
 from fairflare.inference.whole import whole_folder
 from model_use import call, reported, rows, run, write_patients
 from own_folder import picture
@@ -125,6 +126,27 @@ def test_a_mask_is_read_back_as_the_structures_that_were_found():
     assert pixel_values(at, [0.3], {"a": (1,)}, (0,), True).item() == 1  # a threshold of a run is reached
     assert pixel_values(torch.full((1, 1, 1), 0.5), [0.5], {"a": (1,)}, (0,), True).item() == 0
     assert torch.equal(restored(truth, 8, 8), truth) and restored(truth, 5, 13).shape == (2, 5, 13)
+
+
+def test_masks_beside_their_images_are_no_inputs_and_folders_may_be_links(mask_data, tmp_path):
+    (tmp_path / "hospital").symlink_to(mask_data / "east")
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "alone.png").write_bytes((mask_data / "east" / "0_mask.png").read_bytes())
+    files, notes = images_of([tmp_path], masks=True)
+    assert len(files) == 23 and {"hospital/0.png", "masks/alone.png"} <= set(files)
+    assert not [name for name in files if name.endswith("_mask.png")]
+    assert notes == ["22 masks lie beside their images and are left out, e.g. 'hospital/0_mask.png'"]
+    everything, notes = images_of([tmp_path])
+    assert len(everything) == 45 and not notes
+    named, notes = images_of([tmp_path / "hospital" / "0_mask.png"], masks=True)
+    assert list(named) == ["0_mask.png"] and not notes
+
+
+def test_a_run_whose_sites_have_models_of_their_own_has_no_best_one(tmp_path):
+    folder = run(tmp_path / "run", "solo", "--task", "heart:full", "--rounds", 1)
+    assert open_run(folder, "VA").whose == "own"
+    with pytest.raises(UserError, match="--which best: solo gives sites models of their own.*expected --which final"):
+        open_run(folder, "VA", which="best")
 
 
 def test_images_unlike_the_training_are_named(photo_run, tmp_path, capsys):

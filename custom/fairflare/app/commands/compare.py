@@ -86,7 +86,7 @@ def compare(
     accept: tuple[str, ...],
     grid: tuple[str, ...],
     fixed_data: bool,
-    pretrained_weights: str | None,
+    init_from: str | None,
     env: str,
     sim_threads: int | None,
     workers: int | None,
@@ -114,7 +114,7 @@ def compare(
     shared: dict[str, Any] = {
         "rounds": rounds,
         "sites": sites,
-        "values": parse_pairs(with_accepted(pairs, accept), pretrained_weights),
+        "values": parse_pairs(with_accepted(pairs, accept), init_from),
         "fixed_data": fixed_data,
     }
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)

@@ -61,7 +61,7 @@ def contribution(
     shapley: bool,
     permutations: int,
     fixed_data: bool,
-    pretrained_weights: str | None,
+    init_from: str | None,
     workers: int | None,
     out: Path | None,
     force: bool,
@@ -76,7 +76,7 @@ def contribution(
     from fairflare.app import console
     from fairflare.app.contribution import Question, measure_contribution
 
-    values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+    values = parse_pairs(with_accepted(pairs, accept), init_from)
     choices = {"rounds": rounds, "sites": sites, "values": values}
     chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)

@@ -52,7 +52,7 @@ def riders(
     pairs: tuple[str, ...],
     accept: tuple[str, ...],
     fixed_data: bool,
-    pretrained_weights: str | None,
+    init_from: str | None,
     workers: int | None,
     out: Path | None,
     force: bool,
@@ -67,7 +67,7 @@ def riders(
     from fairflare.app.contribution import Question
     from fairflare.app.riders import measure_riders
 
-    values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+    values = parse_pairs(with_accepted(pairs, accept), init_from)
     choices = {"rounds": rounds, "sites": sites, "values": values}
     others = tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)

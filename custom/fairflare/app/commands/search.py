@@ -61,7 +61,7 @@ def search(
     sites: int | None,
     pairs: tuple[str, ...],
     accept: tuple[str, ...],
-    pretrained_weights: str | None,
+    init_from: str | None,
     workers: int | None,
     out: Path | None,
     as_json: bool,
@@ -75,7 +75,7 @@ def search(
     from fairflare.app.search import Search, run_search
     from fairflare.app.search_space import parse_over
 
-    values = parse_pairs(with_accepted(pairs, accept), pretrained_weights)
+    values = parse_pairs(with_accepted(pairs, accept), init_from)
     choices: dict[str, Any] = {"rounds": rounds, "sites": sites, "seed": seed, "values": values}
     wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
     name = comparison_name(task, {**choices, "over": list(over), "by": (method, objective, weight)})

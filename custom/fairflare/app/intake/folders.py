@@ -10,7 +10,9 @@ from statistics import median
 
 from fairflare.app.intake import masks
 from fairflare.app.intake.found import SITE_WORD, SPLIT_OF, Choices, Example, Found, class_names, root_name, site_name
-from fairflare.app.intake.walk import Files, stem
+from fairflare.app.intake.walk import Files
+from fairflare.clinic.readers import naming
+from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
 from fairflare.core.order import some
 
@@ -29,7 +31,7 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
     """
     if not files.images:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{_others(files)}")
-    paired, alone = masks.pairs(files.images)
+    paired, alone = naming.pairs(files.images)
     with_masks = chosen.kind != "classification" and any(paired.values())
     if not with_masks and chosen.kind == "segmentation":
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
@@ -87,7 +89,7 @@ def _levels(paths: Sequence[str]) -> tuple[Levels, dict[str, str]]:
     """Path -> folders that may say site, class or patient; path -> split, where a folder says it."""
     levels, splits = {}, {}
     for path in paths:
-        folders = masks.folders_of(path)
+        folders = naming.folders_of(path)
         words = [SPLIT_OF[name.lower()] for name in folders if name.lower() in SPLIT_OF]
         words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
         splits[path] = words[0] if words else ""

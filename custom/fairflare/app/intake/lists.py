@@ -13,9 +13,10 @@ from typing import Any
 from fairflare.app.intake import masks
 from fairflare.app.intake.found import SPLITS, Choices, Example, Found, class_names, is_missing, root_name, site_name
 from fairflare.app.intake.tables import grouped
-from fairflare.app.intake.walk import Files, is_image
+from fairflare.app.intake.walk import Files
 from fairflare.clinic.kinds.own import DESCRIPTION, PREFIX
 from fairflare.clinic.readers.datalist import read_lists
+from fairflare.clinic.readers.naming import is_image
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 

@@ -19,7 +19,9 @@ from fairflare.app.intake.found import (
     root_name,
     site_name,
 )
-from fairflare.app.intake.walk import Files, stem
+from fairflare.app.intake.walk import Files
+from fairflare.clinic.readers import naming
+from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural, some
 from fairflare.core.validation import shown
@@ -81,7 +83,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             odd = sorted(set(table.columns) ^ set(columns))
             raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
     index = _index(files)
-    image = _column_of_files(tables, columns, index, lambda path: not masks.is_mask(path))
+    image = _column_of_files(tables, columns, index, lambda path: not naming.is_mask(path))
     role = {name: _role(name, columns, chosen) for name in ("site", "patient", "split")}
     if image:
         return _images(files, tables, image, index, role, chosen)
@@ -203,11 +205,11 @@ def _images(
     chosen: Choices,
 ) -> Found:
     columns = tables[0].columns
-    mask = "" if chosen.kind == "classification" else _column_of_files(tables, columns, index, masks.is_mask)
+    mask = "" if chosen.kind == "classification" else _column_of_files(tables, columns, index, naming.is_mask)
     label = mask or chosen.label or _role("label", columns, Choices())
     beside: Mapping[str, str] = {}
     if not label:
-        beside = masks.pairs(files.images)[0]
+        beside = naming.pairs(files.images)[0]
     if not any(beside.values()) and label not in columns:
         raise UserError(_no_label(columns, label))
     keep = _attributes(tables, [image, label, *role.values()])

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from fairflare.clinic.kinds.own import INSIDE
+from fairflare.clinic.readers.naming import is_image
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 
-IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
 OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
 """Images that are not read."""
 MOST_FILES = 1_000_000
@@ -82,14 +82,3 @@ def _is_hidden(name: str) -> bool:
 
 def _refuse(error: OSError) -> None:
     raise UserError(f"init: {error.filename}: cannot be read ({error.strerror})")
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of this name is read as an image."""
-    return name.lower().endswith(IMAGES)
-
-
-def stem(path: str) -> str:
-    """The file's name without its suffix, ".nii.gz" as a whole."""
-    name = PurePosixPath(path).name
-    return name[: -len(next((end for end in (".nii.gz", *IMAGES) if name.lower().endswith(end)), "")) or None]
