@@ -125,14 +125,19 @@ def test_fedbn_shares_no_batchnorm_and_every_site_ends_with_its_own(tmp_path, ca
 def test_a_comparison_has_personal_results_beside_the_shared_ones(tmp_path, capsys):
     arguments = ("compare", "fedavg", "ditto", *SMALL[1:], "--out", tmp_path / "runs", "--tables", tmp_path / "tables")
     assert command(*arguments) == 0
-    assert "mean over sites, personal models" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mean over sites, shared model" in printed and "those of each site's own model" in printed
     methods = {m["method"]["id"]: m for m in json.loads((tmp_path / "runs" / "compare.json").read_text())["methods"]}
     report = json.loads(next((tmp_path / "runs").glob("ditto*/report.json")).read_text())
-    assert methods["ditto"]["personal_mean"]["mean"] == report["detail"]["personal"]["personal"]["mean"]
-    assert methods["fedavg"]["personal_mean"]["mean"] is None
-    assert methods["ditto"]["mean"]["mean"] == methods["fedavg"]["mean"]["mean"], "ditto shares what fedavg shares"
-    assert "personal models" in (tmp_path / "tables" / "compare.md").read_text()
-    assert "Personal models: mean" in (tmp_path / "runs" / "compare.html").read_text()
+    assert methods["ditto"]["mean"]["mean"] == report["detail"]["personal"]["personal"]["mean"]
+    assert methods["ditto"]["shared_mean"]["mean"] == report["detail"]["fairness"]["mean"]
+    assert methods["fedavg"]["shared_mean"]["mean"] is None
+    shared = methods["ditto"]["shared_mean"]["mean"]
+    assert shared == methods["fedavg"]["mean"]["mean"], "ditto shares what fedavg shares"
+    assert "those of each site's own model" in (tmp_path / "tables" / "compare.md").read_text()
+    assert "Shared model: mean" in (tmp_path / "runs" / "compare.html").read_text()
+    assert command(*arguments, "--shared") == 0
+    assert "mean over sites, personal models" in capsys.readouterr().out
 
 
 def test_a_network_without_batchnorm_is_refused_before_anything_starts(tmp_path, capsys):

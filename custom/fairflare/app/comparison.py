@@ -84,6 +84,7 @@ def compare_all(
     workers: int | None = 1,
     pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
@@ -96,6 +97,7 @@ def compare_all(
         workers: processes that compute side by side, see ``parallel.budget``.
         pareto: the two quantities of the Pareto front, see ``compare``.
         again: adds to a comparison what it finds in the runs, see ``second_look.look_again``.
+        shared: the shared models' results, also where sites use models of their own, see ``compare``.
     """
     check_collection(folder)
     at_once = budget(workers, env, configs)
@@ -103,7 +105,7 @@ def compare_all(
         one = partial(run_once, env=env, force=force, sim_threads=sim_threads)
         summaries = run_all(configs, folder, one, at_once)
         found = [(config, folder / name, summary["detail"]) for (name, config), summary in zip(configs, summaries)]
-        comparison = again(compare([detail for *_, detail in found], pareto), found)
+        comparison = again(compare([detail for *_, detail in found], pareto, shared), found)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison

@@ -22,6 +22,7 @@ from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
+from fairflare.report.in_use import remark
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.riders import DETECTORS
 from fairflare.report.values import with_half_width
@@ -228,6 +229,8 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
             shown.add_row(LABELS.get(name, name), *(escape(str(row.get(name, ""))) for row in rows))
     out.print(shown)
     say(drawn_words(found))
+    if said := remark(found["methods"]):
+        say(said)
     for sentence in differences(found):
         say(sentence)
     for sentence in over_methods(found):

@@ -28,6 +28,7 @@ from fairflare.core.seeds import derive
 from fairflare.federation.evaluation import predict
 from fairflare.federation.files import MODEL, read_model
 from fairflare.report.fairness import gap, mean, mean_ci, std, worst
+from fairflare.report.in_use import SHOWN
 from fairflare.report.paired import hierarchical
 
 Json = dict[str, Any]
@@ -69,7 +70,7 @@ def arms_of(comparison: Mapping[str, Any], runs: Sequence[tuple[RunConfig, Path,
     """
     found: dict[str, dict[int, tuple[RunConfig, Path]]] = {}
     for method in comparison["methods"]:
-        own = [run for run in runs if _is_of(run[2], method) and "counted" not in run[2]]
+        own = [run for run in runs if _is_of(run[2], method) and "counted" not in run[2] and SHOWN not in method]
         by_seed = {run[2]["seed"]: run[:2] for run in own}
         if set(comparison["seeds"]) <= set(by_seed):
             found[method["label"]] = {seed: by_seed[seed] for seed in comparison["seeds"]}

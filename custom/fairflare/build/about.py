@@ -18,6 +18,8 @@ from fairflare.federation.clinical import NOTHING, View
 if TYPE_CHECKING:
     from fairflare.build.parts import Parts
 
+SHARED = "shared"
+
 
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """The key "about" of ``config.json``, as JSON values.
@@ -27,8 +29,9 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         parts: the objects that it names.
 
     Returns:
-        counted: "personal" where the results are those of the sites' own models, else absent; title, real, simulated,
-        drawn, classes, headline and primary endpoint of the task; sites: name -> description, in the task's order;
+        counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
+        shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
+        simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description, in its order;
         domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
         the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
         is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
@@ -39,6 +42,8 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     own = {"counted": PERSONAL} if parts.counts_own else {}
+    if parts.has_personal or parts.rule.own_models:
+        own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
     return {
         **own,
         "title": task.title,

@@ -10,6 +10,7 @@ from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
 from fairflare.report.details import details, relative_to_solo
 from fairflare.report.fairness import mean_ci
+from fairflare.report.in_use import COUNTED, SHOWN, USED, as_used
 from fairflare.report.match import (
     complete,
     data_seed,
@@ -32,22 +33,25 @@ PARETO = ("mean", "worst")
 Json = dict[str, Any]
 
 
-def compare(runs: list[Json], pareto: tuple[str, str] = PARETO) -> Json:
+def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = False) -> Json:
     """Each method's fairness over the seeds that all methods share, and paired differences from the first method.
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
-    shown apart, and the label names the difference. Runs without a final evaluation are left out and noted.
+    shown apart, and the label names the difference. Runs without a final evaluation are left out and noted. The results
+    are those of the models that the sites use, see ``in_use.as_used``.
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
         pareto: the two quantities of the Pareto front.
+        shared: the results of the shared model instead, also where sites use models of their own.
 
     Returns:
         headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``quantities.domain_values``),
         seeds, seeds_draw, reference (a label), methods, pareto (``pareto.front``), notes and caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner) and, for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
+        name no winner), used and shown (only where sites use models of their own, see ``in_use.remark``) and, for each
+        of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
         holds the values per seed, ``detail`` what ``details.details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``paired.paired`` says, wins,
         losses, pairs, p_holm (over the methods of the table) and verdict.
@@ -60,6 +64,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO) -> Json:
         if name not in QUANTITIES:
             raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {name[:40]!r}")
     done, left_out = complete(runs)
+    done = done if shared else [as_used(run) for run in done]
     require_same_data(done)
     groups = grouped(done)
     seeds, dropped = shared_seeds(groups)
@@ -159,6 +164,7 @@ def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[
         "label": label,
         "method": run["method"],
         "training": run["training"],
+        **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
         **{name: mean_ci(row[name] for row in rows) for name in QUANTITIES},
         "runs": rows,
         "versus_first": {name: _paired(name, rows, first, higher) for name in QUANTITIES},

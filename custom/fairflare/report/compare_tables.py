@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.report.benefit import VERDICTS
+from fairflare.report.in_use import remark, shared_only
 from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
@@ -102,7 +103,11 @@ def metrics(comparison: Json) -> Table | None:
         Row(
             f"{name}/{kind}",
             capital(label(name, comparison)),
-            {_key(i): Cell.of(m["detail"]["metrics"][name][kind]) for i, m in enumerate(methods)},
+            {
+                _key(i): Cell.of(found[name][kind])
+                for i, m in enumerate(methods)
+                if name in (found := m["detail"]["metrics"])
+            },
             group=title,
         )
         for kind, title in words.items()
@@ -131,7 +136,8 @@ def domains(comparison: Json) -> Table | None:
         rows.append(Row(method["label"], method["label"], cells))
     of = "on the domain's shared test set" if methods[0]["detail"]["domains_of"] != "sites" else "mean over its sites"
     caption = f"{capital(_metric(comparison))} of the final models, {of}; mean over seeds. {INTERVAL}"
-    return with_best(Table("domains", "Domains", tuple(columns), tuple(rows), caption=caption))
+    notes = _of_shared(comparison) if of.startswith("on") else ()
+    return with_best(Table("domains", "Domains", tuple(columns), tuple(rows), caption=caption, footnotes=notes))
 
 
 def test_sets(comparison: Json) -> Table | None:
@@ -142,7 +148,8 @@ def test_sets(comparison: Json) -> Table | None:
         for m in comparison["methods"]
     }
     rows = [(name, name) for name in next(iter(found.values()))]
-    return _by_method(comparison, "test-sets", "Shared test sets", "Test set", rows, found, metric)
+    table = _by_method(comparison, "test-sets", "Shared test sets", "Test set", rows, found, metric)
+    return None if table is None else replace(table, footnotes=_of_shared(comparison))
 
 
 def last_rounds(comparison: Json) -> Table | None:
@@ -170,7 +177,8 @@ def last_rounds(comparison: Json) -> Table | None:
         "values taken as one sample: mean ± standard deviation (ddof 0). Rounds of a run are not independent of each "
         "other: this is no interval, and no test follows from it."
     )
-    return with_best(Table("last-rounds", "Last rounds of all runs", columns, tuple(rows), caption=caption))
+    title, notes = "Last rounds of all runs", _of_shared(comparison)
+    return with_best(Table("last-rounds", title, columns, tuple(rows), caption=caption, footnotes=notes))
 
 
 def joining(comparison: Json) -> Table | None:
@@ -368,9 +376,17 @@ def _metric(comparison: Json) -> str:
     return label(comparison["headline"], comparison)
 
 
+def _of_shared(comparison: Json) -> tuple[str, ...]:
+    """The footnote of a table of shared test sets, where sites use models of their own."""
+    said = shared_only(comparison["methods"])
+    return (said,) if said else ()
+
+
 def _caption(comparison: Json) -> str:
     seeds = plural(len(comparison["seeds"]), "seed")
-    return f"Final models on the sites' own test splits where nothing else is said; mean over {seeds}. {INTERVAL}"
+    said = remark(comparison["methods"])
+    whole = f"Final models on the sites' own test splits where nothing else is said; mean over {seeds}. {INTERVAL}"
+    return f"{whole} {said}" if said else whole
 
 
 def _cut(table: Table, most: int) -> Table:

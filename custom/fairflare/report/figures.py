@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.report.in_use import SHOWN
 from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked
 from fairflare.report.metrics import label
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
@@ -134,7 +135,8 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
         point(axes, method["worst"], y + 0.12, color=RED, fmt="D", label="worst site" if first else None)
     axes.set_yticks(range(len(methods)), [short(method["label"], 26) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
-    axes.set_xlabel(f"{metric}\n(own test split, mean over {plural(len(comparison['seeds']), 'seed')})")
+    whose = ", own models where sites use such" if any(method.get(SHOWN) for method in methods) else ""
+    axes.set_xlabel(f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
     legend(figure, axes)
     worst = [method["worst"]["mean"] for method in methods]
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.report import learned, words
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
+from fairflare.report.in_use import remark
 from fairflare.report.metrics import label
 from fairflare.report.table_files import shown
 from fairflare.report.templates import environment
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 Json = dict[str, Any]
+NONE: Json = {"mean": None}
+"""What a comparison of an earlier version has of a newer quantity."""
 COLUMNS = {
     "mean": "Mean over sites",
     "worst": "Worst site",
@@ -38,6 +41,9 @@ COLUMNS = {
     "personal_mean": "Personal models: mean",
     "personal_worst": "Personal models: worst site",
     "personal_std": "Personal models: spread",
+    "shared_mean": "Shared model: mean",
+    "shared_worst": "Shared model: worst site",
+    "shared_std": "Shared model: spread",
 }
 
 
@@ -91,6 +97,7 @@ def render_compare(comparison: Json) -> str:
             figures=[Markup(svg) for svg in _drawn(comparison) if svg],
             tables=[shown(table) for table in comparison_tables(comparison)],
             metric=label(comparison["headline"], comparison),
+            remark=remark(comparison["methods"]),
             columns=_columns(comparison),
         )
     )
@@ -108,7 +115,9 @@ def _drawn(comparison: Json) -> list[str]:
 def _columns(comparison: Json) -> list[tuple[str, str]]:
     """The quantities that some method has."""
     methods = comparison["methods"]
-    return [(key, name) for key, name in COLUMNS.items() if any(m[key]["mean"] is not None for m in methods)]
+    return [
+        (key, name) for key, name in COLUMNS.items() if any((m.get(key) or NONE)["mean"] is not None for m in methods)
+    ]
 
 
 def _metric_names(metrics: Any) -> list[str]:

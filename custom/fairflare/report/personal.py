@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report.fairness import describe
+from fairflare.report.in_use import SHOWN
 from fairflare.report.trail import Trail
 from fairflare.report.values import number
 
@@ -23,6 +24,9 @@ QUANTITIES = {
     "personal_mean": "mean over sites, personal models",
     "personal_worst": "worst site, personal models",
     "personal_std": "standard deviation over sites, personal models (ddof 0)",
+    "shared_mean": "mean over sites, shared model",
+    "shared_worst": "worst site, shared model",
+    "shared_std": "standard deviation over sites, shared model (ddof 0)",
 }
 """What a comparison of methods says of personal models, with its name in a table."""
 
@@ -55,13 +59,16 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
 
 
 def personal_quantities(run: Json) -> dict[str, float | None]:
-    """The values of ``QUANTITIES`` in one run's summary; None where it has no personal models."""
-    found = (run.get("personal") or {}).get("personal") or {"mean": None, "worst": {"value": None}, "std": None}
-    return {
-        "personal_mean": found["mean"],
-        "personal_worst": found["worst"]["value"],
-        "personal_std": found["std"],
-    }
+    """The values of ``QUANTITIES`` in one run's summary: of those models that its other results are not of.
+
+    None where it has none, or where nobody uses the shared model.
+    """
+    if "counted" in run:
+        return dict.fromkeys(QUANTITIES)
+    beside = "shared" if run.get(SHOWN) else "personal"
+    found = (run.get("personal") or {}).get(beside) or {"mean": None, "worst": {"value": None}, "std": None}
+    values = {"mean": found["mean"], "worst": found["worst"]["value"], "std": found["std"]}
+    return {name: values[name.partition("_")[2]] if name.startswith(beside) else None for name in QUANTITIES}
 
 
 def personal_of(summary: Json, site: str) -> Json:

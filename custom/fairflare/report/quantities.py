@@ -47,7 +47,7 @@ NAMES = {
 }
 QUANTITIES = tuple(NAMES)
 LOWER_IS_BETTER = frozenset(
-    ("std", "std_sample", "variance", "gini", "gap", "group_disparity", "personal_std", "domain_std")
+    ("std", "std_sample", "variance", "gini", "gap", "group_disparity", "personal_std", "shared_std", "domain_std")
     + ("domain_std_sample", "eo_gap", "equalised_odds", "demographic_parity", "variance_vs_solo", *CLINICAL)
 )
 ALWAYS_HIGHER = frozenset(("jain", "worst_group"))

@@ -12,6 +12,7 @@ from fairflare.report.benefit import benefit_section
 from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
 from fairflare.report.chosen import chosen_section
 from fairflare.report.fairness import describe, mean
+from fairflare.report.in_use import used_models
 from fairflare.report.learned import learned_section
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
@@ -54,7 +55,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
-        those of the sites' own models; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
+        those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
+        too; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
 
@@ -99,6 +101,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "provenance": _provenance(config, trail),
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
+    if used_models(config, summary["personal"]):
+        summary["used"] = PERSONAL
+        summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
     return json_value({**summary, "caveats": _caveats(summary)})
 

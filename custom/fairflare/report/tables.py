@@ -12,6 +12,7 @@ from typing import Any
 
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.compare_tables import comparison_tables
+from fairflare.report.in_use import remark
 from fairflare.report.quantities import NAMES, QUANTITIES
 from fairflare.report.table_files import as_markdown as as_markdown_table
 from fairflare.report.table_files import markdown, spreadsheet
@@ -73,6 +74,7 @@ def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> 
         f"    {command}",
         f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
         f"{capital(drawn_words(comparison))}.",
+        markdown(remark(methods)),
         _table(["final model", *labels], values),
     ]
     if len(methods) > 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.report import learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
+from fairflare.report.in_use import remark
 from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import sentence
 from fairflare.report.values import capital, listing, plural, text
@@ -222,6 +223,7 @@ def opening_compare(comparison: Json) -> list[str]:
     for words, some in alike.items():
         if len(some) > 1 or len(alike) == 1:
             found += _best(comparison, some, f" with {words}" if words else "")
+    found += [said] if (said := remark(methods)) else []
     if len(seeds) < 2:
         found.append("With one seed no difference below can be distinguished from chance.")
     return found

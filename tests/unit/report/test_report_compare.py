@@ -55,7 +55,7 @@ def test_swapping_the_methods_turns_the_differences(runs):
     assert (back["wins"], back["losses"]) == (forward["losses"], forward["wins"])
 
 
-ABSENT = ("calibration", "brier", "ece_", "group", "personal", "domain", "solo", "eo_gap", "odds", "parity")
+ABSENT = ("calibration", "brier", "ece_", "group", "personal", "shared", "domain", "solo", "eo_gap", "odds", "parity")
 
 
 def test_a_method_against_itself_differs_by_nothing(make_run):

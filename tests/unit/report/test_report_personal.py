@@ -5,10 +5,16 @@ Hand-derived: the personal models get 0.7, 0.9 and 0.8 where the shared one gets
 2.3 / 3.
 """
 
+import copy
+import html
+
 import pytest
 
+from fairflare.report import compare_tables as tables
 from fairflare.report import figures, words
-from fairflare.report.page import render_run
+from fairflare.report.compare import compare
+from fairflare.report.in_use import as_used, used_models
+from fairflare.report.page import render_compare, render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise
 
@@ -32,12 +38,12 @@ def test_the_two_stand_side_by_side(personal_inputs):
 
 def test_the_page_shows_them_and_the_first_paragraph_says_so(personal_inputs, self_contained):
     summary = summarise(**personal_inputs)
-    html = render_run(summary)
-    self_contained(html)
+    page = render_run(summary)
+    self_contained(page)
     first = words.opening(summary)[0]
     assert "With each site's own model it is 0.800 on average and 0.700 at the worst site (site-1)." in first
-    assert "Shared and personal models" in html
-    assert "mean over sites: shared 0.767, personal 0.800</title>" in html
+    assert "Shared and personal models" in page
+    assert "mean over sites: shared 0.767, personal 0.800</title>" in page
 
 
 def test_report_json_has_them_beside_the_shared_results(personal_inputs):
@@ -54,3 +60,74 @@ def test_a_site_without_a_personal_model_stays_out_of_both_means(personal_inputs
 def test_a_run_without_personal_models_shows_nothing_of_them(summary):
     assert summary["personal"] is None and figures.personal_points(summary) == ""
     assert "ersonal model" not in render_run(summary)
+
+
+@pytest.fixture
+def both(inputs, personal_inputs):
+    """A run without personal models, and one whose sites use theirs."""
+    plain = copy.deepcopy(inputs)
+    for splits in plain["entries"][-2]["sites"].values():
+        del splits["personal"]
+    plain["config"] |= {"method": "fedavg", "title": "FedAvg", "trainer": "sgd"}
+    personal_inputs["config"] |= {"method": "ditto", "title": "Ditto", "trainer": "ditto"}
+    personal_inputs["config"]["about"]["used"] = "personal"
+    return [summarise(**plain), summarise(**personal_inputs)]
+
+
+def test_a_comparison_shows_the_models_that_the_sites_use(both):
+    found = compare(both)
+    plain, own = found["methods"]
+    assert (plain["mean"]["mean"], own["mean"]["mean"]) == pytest.approx((2.3 / 3, 0.8))
+    assert (plain["worst"]["mean"], own["worst"]["mean"]) == (0.6, 0.7)
+    assert own["shared_mean"]["mean"] == pytest.approx(2.3 / 3) and own["shared_worst"]["mean"] == 0.6
+    assert plain["shared_mean"]["mean"] is own["personal_mean"]["mean"] is None
+    assert own["versus_first"]["worst"]["mean"] == pytest.approx(0.1)
+    assert [point["label"] for point in found["pareto"]["points"] if not point["dominated_by"]] == ["Ditto"]
+    rows = {row.key: row.cells["m2"].value for row in tables.sites(found).rows}
+    assert rows == OWN
+
+
+def test_every_place_says_whose_models_the_numbers_are(both):
+    found, said = compare(both), "Of Ditto the numbers are those of each site's own model, which the site uses."
+    assert said in words.opening_compare(found) and said in tables.main_table(found).caption
+    assert "The best balanced accuracy at the worst site: Ditto with 0.700." in words.opening_compare(found)
+    assert said in html.unescape(render_compare(found))
+    assert "of Ditto the shared model's" in tables.test_sets(found).footnotes[0]
+    assert "own models where sites use such" in figures.method_points(found)
+
+
+def test_the_shared_model_is_shown_where_asked(both):
+    found = compare(both, shared=True)
+    own = found["methods"][1]
+    assert own["mean"]["mean"] == pytest.approx(2.3 / 3) and own["personal_mean"]["mean"] == pytest.approx(0.8)
+    assert own["shared_mean"]["mean"] is None and not tables.test_sets(found).footnotes
+    assert (
+        "Of Ditto they are those of the shared model, though sites use models of their own."
+        in tables.main_table(found).caption
+    )
+
+
+def test_models_that_a_rule_shows_and_no_site_uses_are_not_put_in_place(personal_inputs):
+    personal_inputs["config"]["about"]["used"] = "shared"
+    summary = summarise(**personal_inputs)
+    assert "used" not in summary and as_used(summary) is summary
+
+
+@pytest.mark.parametrize(("trainer", "used"), [("ditto", "personal"), ("sgd", None), (None, None)])
+def test_an_older_run_is_read_by_its_trainer(trainer, used):
+    assert used_models({"trainer": trainer, "about": {}}, {"rows": []}) == used
+
+
+def test_a_site_without_its_own_model_keeps_the_shared_results(personal_inputs):
+    del personal_inputs["entries"][-2]["sites"]["site-1"]["personal"]
+    shown = as_used(summarise(**personal_inputs))
+    assert [row["value"] for row in shown["sites"]] == [0.9, 0.9, 0.8]
+    assert shown["fairness"]["mean"] == pytest.approx(2.6 / 3) and shown["fairness"]["worst"]["site"] == "site-10"
+
+
+def test_groups_are_those_of_the_models_in_use(grouped_inputs):
+    for splits in grouped_inputs["entries"][-2]["sites"].values():
+        cell = {"healthy, f": {"n": 20.0, "value": 0.25}}
+        splits["personal"] = {"test": {"balanced_accuracy": 0.5}, "val": {}, "groups": {"val": {}, "test": cell}}
+    shown = as_used(summarise(**grouped_inputs))
+    assert shown["groups"]["worst"] == {"group": "healthy, f", "value": 0.25}

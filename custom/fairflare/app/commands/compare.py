@@ -72,6 +72,7 @@ from fairflare.app.options import (
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
 @click.option("--solo", is_flag=True, help="Each site also says what joining gives it, against a model trained alone.")
+@click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @force_option
 @as_json
 @click.pass_obj
@@ -96,6 +97,7 @@ def compare(
     resample: int,
     test_on: tuple[str, ...],
     solo: bool,
+    shared: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -111,17 +113,17 @@ def compare(
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
     from fairflare.build.benefit import can_ask, with_benefit
 
-    shared: dict[str, Any] = {
+    common: dict[str, Any] = {
         "rounds": rounds,
         "sites": sites,
         "values": parse_pairs(with_accepted(pairs, accept), init_from),
         "fixed_data": fixed_data,
     }
-    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **shared)
+    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
     say_reasons(configs[0][1])
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
-    folder = out or Path("runs") / comparison_name(task, {**shared, "env": env, **({"solo": True} if solo else {})})
+    folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
     front, options = parse_pareto(pareto), parse_options(test_on)
     for one in options:
         check_elsewhere(configs[0][1], one)
@@ -135,6 +137,7 @@ def compare(
         sim_threads=sim_threads,
         workers=workers,
         pareto=front,
+        shared=shared,
         again=partial(look_again, resamples=resample, options=options),
     )
     if tables:
