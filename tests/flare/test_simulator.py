@@ -47,7 +47,7 @@ MASKS = ["--set", "secure_sum=masks", "--set", "mask_bits=32", "--set", "after=r
 
 @pytest.mark.parametrize(
     "method, chosen",
-    [("fedavg", []), ("fedism-plus", []), ("fedism-plus", MASKS), ("fedism", SET)],
+    [("fedavg", []), ("fedism-plus", MASKS), ("fedism", SET)],
     ids=str,
 )
 def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):

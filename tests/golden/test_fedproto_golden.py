@@ -8,7 +8,7 @@ from torch import nn
 
 from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
-from fairflare.core.types import Info, Outline, Reply, Round
+from fairflare.core.types import Batch, Info, Outline, Reply, Round
 from fairflare.functional.features import class_distance, class_means
 from fairflare.testing import check_trainer
 from fairflare.trainers.fedproto import MEANS, FedProto
@@ -23,11 +23,18 @@ def reply(k, prototypes):
     return Reply(f"site-{k}", {"w": torch.zeros(1)}, 10, tensors={"prototypes": prototypes})
 
 
+def means_of(features, targets):
+    """What a site sends for these features, which a network passes on to its last layer in two batches."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(features.shape[1], 1))
+    batches = [Batch(*parts, parts[1]) for parts in zip(features.split(4), targets.split(4))]
+    return class_means(network, batches, targets.bincount().tolist(), torch.device("cpu"))
+
+
 def test_the_authors_prototypes_and_loss():
     golden = np.load(folder() / "local_terms.npz")
     sites = []
     for k in range(3):
-        found = class_means(torch.tensor(golden[f"fedproto/feat{k}"]), torch.tensor(golden[f"fedproto/lab{k}"]))
+        found = means_of(torch.tensor(golden[f"fedproto/feat{k}"]), torch.tensor(golden[f"fedproto/lab{k}"]))
         for label, mean in found.items():
             np.testing.assert_allclose(mean.numpy(), golden[f"fedproto/local{k}/{label}"], atol=1e-6)
         sites.append(reply(k, {str(label): mean for label, mean in found.items()}))

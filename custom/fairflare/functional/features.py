@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from fairflare.core.types import Batch
 
 
 @contextmanager
@@ -45,9 +47,27 @@ def _last(network: nn.Module) -> nn.Linear | None:
     return layers[-1] if layers else None
 
 
-def class_means(features: Tensor, targets: Tensor) -> dict[int, Tensor]:
-    """Class -> mean (D,) of the features (N, D) of its examples, for every class among ``targets`` (N,)."""
-    return {label: features[targets == label].mean(0) for label in torch.unique(targets).tolist()}
+@torch.no_grad()
+def class_means(
+    network: nn.Module, batches: Iterable[Batch], counts: Sequence[int], device: torch.device
+) -> dict[int, Tensor]:
+    """Class -> mean features (D,), float32 on the CPU, of every class with examples; sums are in float64.
+
+    Args:
+        network: on ``device``; it is left in evaluation mode.
+        batches: all examples, each once.
+        counts: examples of each class.
+        device: where the network computes.
+    """
+    sums: Tensor | None = None
+    with features_of(network.eval()) as found:
+        for batch in batches:
+            network(batch.inputs.to(device))
+            features = found.pop().flatten(1).double()
+            if sums is None:
+                sums = features.new_zeros(len(counts), features.shape[1])
+            sums.index_add_(0, batch.targets.to(device), features)
+    return {} if sums is None else {c: (sums[c] / n).float().cpu() for c, n in enumerate(counts) if n}
 
 
 def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) -> Tensor:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
 from fairflare.core.registry import probe
-from fairflare.core.types import MOST_EXAMPLES, Cost, LocalWork, Offer, Outline, TensorSpec
+from fairflare.core.types import MOST_EXAMPLES, Batch, Cost, LocalWork, Offer, Outline, TensorSpec
 from fairflare.core.validation import Few
-from fairflare.functional.features import features_of
+from fairflare.functional.features import class_means
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
 
@@ -59,22 +60,17 @@ class Prototypes(Probe):
         """Class labels."""
         return "" if offer.class_labels else "class prototypes need one class label per example"
 
-    @torch.no_grad()
     def measure(self, work: LocalWork) -> dict[str, float]:
         """One forward pass; sums in float64."""
         counts = work.data.class_counts.tolist()
-        sums: torch.Tensor | None = None
-        with features_of(work.network.eval()) as found:
-            for batch in work.data.fixed("train", self.probe_batch):
-                work.stop_if_aborted()
-                work.network(batch.inputs.to(work.device))
-                features = found.pop().flatten(1).double().cpu()
-                if sums is None:
-                    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
-                sums.index_add_(0, batch.targets.cpu(), features)
         free = released(counts, work.min_count)
-        known = [c for c, n in enumerate(counts) if n and free[c]]
-        if sums is not None and known:
-            work.send_tensors[MEANS.name] = {str(c): (sums[c] / counts[c]).float() for c in known}
-            work.send_tensors[COUNTS.name] = {str(c): torch.tensor(float(counts[c])) for c in known}
+        means = class_means(work.network, self._batches(work), counts, work.device)
+        if known := {str(c): mean for c, mean in means.items() if free[c]}:
+            work.send_tensors[MEANS.name] = known
+            work.send_tensors[COUNTS.name] = {c: torch.tensor(float(counts[int(c)])) for c in known}
         return {}
+
+    def _batches(self, work: LocalWork) -> Iterator[Batch]:
+        for batch in work.data.fixed("train", self.probe_batch):
+            work.stop_if_aborted()
+            yield batch

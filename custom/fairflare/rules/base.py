@@ -226,6 +226,12 @@ def shares(amounts: Mapping[str, float]) -> Weights:
     return {site: amount / total for site, amount in amounts.items()}
 
 
+def convex(factors: Mapping[str, float], replies: Sequence[Reply]) -> Weights:
+    """Factors without the negative ones, divided by their sum; shares of the examples where nothing is left."""
+    found = {site: max(factor, 0.0) for site, factor in factors.items()}
+    return shares(found) if sum(found.values()) > 0 else example_shares(replies)
+
+
 def uniform(sites: Mapping[str, Any] | Sequence[str]) -> Weights:
     """1/K for each of the K sites."""
     names = list(sites)

@@ -19,7 +19,7 @@ from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Names, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, Rate, counts_of, rates, share, summed
 from fairflare.functional.simplex import softmax
-from fairflare.rules.base import Outcome, State, WeighingRule, add_factors, example_shares, shares
+from fairflare.rules.base import Outcome, State, WeighingRule, add_factors, convex, example_shares, shares
 
 RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
 """Setting ``metric`` -> the rate whose gap is taken."""
@@ -70,12 +70,12 @@ class FairFed(WeighingRule):
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following, _ = self._weighed(replies, state)
-        return _convex(factors, replies), following
+        return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_k p_k D_k; notes hold deviations, and M where it is defined."""
         factors, following, notes = self._weighed(replies, state)
-        weights = _convex(factors, replies)
+        weights = convex(factors, replies)
         if self._clips:
             factors = weights
         return Outcome(add_factors(model, replies, factors, weights), weights, following, notes | {"factor": factors})
@@ -162,9 +162,3 @@ def _joined(carried: Mapping[str, float], replies: Sequence[Reply]) -> dict[str,
     new = {site: part for site, part in examples.items() if site not in carried}
     rest = 1 - sum(new.values()) if carried else 0.0
     return {site: value * rest for site, value in carried.items()} | new
-
-
-def _convex(factors: Mapping[str, float], replies: Sequence[Reply]) -> Weights:
-    """The factors without negative ones, normalised; shares of the examples where nothing is left."""
-    found = {site: max(factor, 0.0) for site, factor in factors.items()}
-    return shares(found) if sum(found.values()) > 0 else example_shares(replies)

@@ -15,7 +15,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import rule
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
-from fairflare.rules.base import Outcome, State, WeighingRule, add_factors, example_shares, shares
+from fairflare.rules.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 
 COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
 """Setting ``cost`` -> the number that a site sends."""
@@ -67,12 +67,12 @@ class FedPID(WeighingRule):
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following = self._factors(replies, state)
-        return _convex(factors, replies), following
+        return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_j p_j D_j; where factors are no shares, running statistics are averaged by the weights alone."""
         factors, following = self._factors(replies, state)
-        weights = _convex(factors, replies)
+        weights = convex(factors, replies)
         if self.variant == "reference":
             model = _shrunk(model, replies[0].trainable, sum(factors.values()))
         elif self.clamp:
@@ -116,9 +116,3 @@ class FedPID(WeighingRule):
 def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateDict:
     """sum_j p_j w for weights that need not sum to 1."""
     return {key: total * value if key in trainable else value for key, value in model.items()}
-
-
-def _convex(factors: Mapping[str, float], replies: Sequence[Reply]) -> Weights:
-    """The factors without negative ones, normalised; shares of the examples where nothing is left."""
-    found = {site: max(factor, 0.0) for site, factor in factors.items()}
-    return shares(found) if sum(found.values()) > 0 else example_shares(replies)

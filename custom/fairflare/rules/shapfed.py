@@ -23,7 +23,17 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import rule
 from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
 from fairflare.core.validation import Range
-from fairflare.rules.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
+from fairflare.rules.base import (
+    Outcome,
+    Rule,
+    State,
+    add_factors,
+    add_weighted,
+    example_shares,
+    filled,
+    shares,
+    uniform,
+)
 from fairflare.rules.own import from_shared
 
 
@@ -94,7 +104,7 @@ class ShapFed(Rule):
         factors = self._factors(replies, gamma, state)
         weights = shares({site: max(factor, 0.0) for site, factor in factors.items()})
         gone = [from_shared(r, model, info) for r in replies]
-        after = _added(model, gone, factors, weights)
+        after = add_factors(model, gone, factors, weights)
         received = self._received(gamma) if self.rewards else {}
         own = {r.site: _mixed(model, r, after, received[r.site]) for r in gone if r.site in received}
         notes: dict[str, Any] = {
@@ -179,14 +189,6 @@ def _bounded(heads: np.ndarray) -> np.ndarray:
     scale = np.divide(most, lengths, out=np.ones_like(lengths), where=lengths > most)
     bounded: np.ndarray = heads * scale[:, :, None]
     return bounded
-
-
-def _added(model: StateDict, replies: Sequence[Reply], factors: Weights, weights: Weights) -> StateDict:
-    """``model`` plus the sum of factor times update; running statistics are averaged with the weights."""
-    trained = {key: value for key, value in model.items() if key in replies[0].trainable}
-    rest = {key: value for key, value in model.items() if key not in trained}
-    found = add_weighted(trained, replies, factors) | add_weighted(rest, replies, weights)
-    return {key: found[key] for key in model}
 
 
 def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -> StateDict:

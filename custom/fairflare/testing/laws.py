@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
@@ -25,6 +24,7 @@ from fairflare.core.schema import Slot, flat, nested, numbers_of, slots_of, tens
 from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict, Weights
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.rules.base import Rule, State, WeighingRule
+from fairflare.testing.parts import equal
 
 TOLERANCE = 1e-9
 ROUNDS = 4
@@ -110,15 +110,15 @@ def rounds_are_pure(entry: Method) -> None:
         rule.aggregate(model, replies, copy.deepcopy(state) if rule.donates else state, _info(2)) for _ in range(2)
     )
     assert first.weights == second.weights, f"{entry.id}: {first.weights} became {second.weights}"
-    assert _equal(first.model, second.model), f"{entry.id}: the same state gave two models"
+    assert equal(first.model, second.model), f"{entry.id}: the same state gave two models"
     assert _same(first.state, second.state), f"{entry.id}: the same state gave two states after it"
     assert _same(state, kept), f"{entry.id}: the state was changed; a rule that uses it up says donates = True"
     before = {k: v.clone() for k, v in model.items()}
     sent = [{k: v.clone() for k, v in r.update.items()} for r in replies]
     once, twice = (rule.aggregate(model, replies, {}, _info(1)) for _ in range(2))
-    assert _equal(once.model, twice.model), f"{entry.id}: the same round gave two models"
-    assert _equal(model, before), f"{entry.id}: the received model was changed"
-    assert all(_equal(r.update, s) for r, s in zip(replies, sent)), f"{entry.id}: a reply was changed"
+    assert equal(once.model, twice.model), f"{entry.id}: the same round gave two models"
+    assert equal(model, before), f"{entry.id}: the received model was changed"
+    assert all(equal(r.update, s) for r, s in zip(replies, sent)), f"{entry.id}: a reply was changed"
     assert set(once.model) == set(model), f"{entry.id}: the model's keys changed"
     assert torch.equal(once.model["steps"], model["steps"]), f"{entry.id}: an integer buffer was changed"
     assert all(bool(torch.isfinite(v).all()) for v in once.model.values()), f"{entry.id}: the model is not finite"
@@ -139,7 +139,7 @@ def weighing_is_pure(entry: Method) -> None:
         alone = rule.aggregate(model, replies, kept, _info(t))
         assert outcome.weights == first, f"{entry.id}: weigh gave {first}, aggregate {outcome.weights}"
         assert _same(outcome.state, after), f"{entry.id}: weigh and aggregate give two states"
-        assert _equal(outcome.model, alone.model), f"{entry.id}: weigh before aggregate changed its model"
+        assert equal(outcome.model, alone.model), f"{entry.id}: weigh before aggregate changed its model"
         state = outcome.state
 
 
@@ -195,7 +195,7 @@ def state_survives_a_restart(entry: Method) -> None:
     straight = rule.aggregate(outcome.model, again, outcome.state, _info(2))
     resumed = rule.aggregate(found.model, again, found.state, _info(2))
     assert straight.weights == resumed.weights, f"{entry.id}: {straight.weights} became {resumed.weights}"
-    assert _equal(straight.model, resumed.model), f"{entry.id}: another model after a restart"
+    assert equal(straight.model, resumed.model), f"{entry.id}: another model after a restart"
 
 
 def parameters_are_json(entry: Method) -> None:
@@ -294,10 +294,6 @@ def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
         )
         for k in range(count)
     ]
-
-
-def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -24,6 +24,11 @@ def is_json(id: str, part: Any) -> None:
     assert type(part)(**content) == part, f"{id}: {content} makes another one"
 
 
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether both hold the same names and, bit for bit, the same tensors."""
+    return set(one) == set(other) and all(torch.equal(one[key], other[key]) for key in one)
+
+
 def numbers_fit(id: str, declared: Sequence[Number], sent: Mapping[str, float]) -> None:
     """Raise AssertionError unless every number sent is declared, finite and within its range."""
     specs = {one.name: one for one in declared}

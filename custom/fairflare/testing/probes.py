@@ -20,7 +20,7 @@ from fairflare.core.types import LocalWork, StateDict
 from fairflare.federation.memory import SiteMemory
 from fairflare.probes.base import Probe
 from fairflare.testing.example import GROUPS, copied, outline, small_network, work_of_round
-from fairflare.testing.parts import is_json, numbers_fit, tensors_fit
+from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
 from fairflare.trainers.sgd import PlainTrainer
 
 MOMENTS = ("received", "trained", "anchored")
@@ -126,8 +126,8 @@ def what_was_received_stays(case: Case) -> None:
     for found in case.rounds():
         fresh = work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
         if case.probe.when != "anchored":
-            assert _equal(found.work.received, fresh.received), f"{case.id}: changed work.received"
-        assert _equal(flat(found.work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
+            assert equal(found.work.received, fresh.received), f"{case.id}: changed work.received"
+        assert equal(flat(found.work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
         assert dict(found.work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
 
 
@@ -174,7 +174,3 @@ CHECKS = (
     small_groups_stay,
     memory_survives_a_restart,
 )
-
-
-def _equal(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

@@ -17,10 +17,10 @@ import torch
 
 from fairflare.core import registry
 from fairflare.core.schema import flat
-from fairflare.core.types import LocalWork, StateDict, TensorSpec, Training
+from fairflare.core.types import LocalWork, TensorSpec, Training
 from fairflare.federation.memory import SiteMemory
 from fairflare.testing.example import TRAINING, SmallData, copied, small_network, work_of_round
-from fairflare.testing.parts import is_json, numbers_fit, tensors_fit
+from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
 from fairflare.testing.server_half import check_server_half
 from fairflare.trainers.base import Trainer
 
@@ -103,17 +103,17 @@ def training_moves_the_model(case: Case) -> None:
 def training_repeats(case: Case) -> None:
     """The same round twice gives the same bits: what is random follows from ``work.seed``."""
     first, second = case.round(2), case.round(2)
-    assert _equal(copied(first.network), copied(second.network)), f"{case.id}: the same round gave two models"
+    assert equal(copied(first.network), copied(second.network)), f"{case.id}: the same round gave two models"
     assert first.send_numbers == second.send_numbers, f"{case.id}: {first.send_numbers}, then {second.send_numbers}"
-    same = _equal(flat(first.send_tensors), flat(second.send_tensors))
+    same = equal(flat(first.send_tensors), flat(second.send_tensors))
     assert same, f"{case.id}: the same round sent two sets of tensors"
 
 
 def what_was_received_stays(case: Case) -> None:
     """The received model, the received tensors and the numbers that the rule sent are left alone."""
     fresh, work = case.work(1), case.round(1)
-    assert _equal(work.received, fresh.received), f"{case.id}: changed work.received"
-    assert _equal(flat(work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
+    assert equal(work.received, fresh.received), f"{case.id}: changed work.received"
+    assert equal(flat(work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
     assert dict(work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
 
 
@@ -144,7 +144,7 @@ def memory_survives_a_restart(case: Case) -> None:
         memory.keep(1, kept)
         restored = SiteMemory(Path(folder) / "site-1.pt").before(2)
         straight, resumed = case.round(2, memory.before(2)), case.round(2, restored)
-    assert _equal(copied(straight.network), copied(resumed.network)), f"{case.id}: another model after a restart"
+    assert equal(copied(straight.network), copied(resumed.network)), f"{case.id}: another model after a restart"
 
 
 def personal_parts_are_whole(case: Case) -> None:
@@ -211,7 +211,3 @@ CHECKS = (
 
 class _Stopped(Exception):
     """Raised where a federation would end."""
-
-
-def _equal(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

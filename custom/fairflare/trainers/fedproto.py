@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Outline, Reply, StateDict, TensorSpec
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
-from fairflare.functional.features import class_distance, features_of, lacks_features
+from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
 from fairflare.privacy.counts import released
 from fairflare.trainers.base import ServerState
 from fairflare.trainers.sgd import PlainTrainer
@@ -119,15 +119,9 @@ def _bounded(sent: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     ]
 
 
-@torch.no_grad()
 def _class_means(work: LocalWork) -> StateDict:
     """Class -> mean features over the training split, in evaluation mode, of the classes that may leave the site."""
     counts = work.data.class_counts.tolist()
-    free, width = released(counts, work.min_count), Outline(work.received).features
-    sums = torch.zeros(len(counts), width, dtype=torch.float64, device=work.device)
-    with features_of(work.network.eval()) as found:
-        for batch in work.data.fixed("train", work.training.batch_size):
-            work.network(batch.inputs.to(work.device))
-            sums.index_add_(0, batch.targets.to(work.device), found.pop().flatten(1).double())
-    means = {c: (sums[c] / n).float().cpu() for c, n in enumerate(counts) if n and free[c]}
-    return {str(c): mean for c, mean in means.items()}
+    batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
+    means = class_means(work.network, batches, counts, work.device)
+    return {str(c): mean for c, mean in means.items() if free[c]}

@@ -23,8 +23,6 @@ from fairflare.core.validation import Names
 
 CLIENT = "fairflare.client"
 """What a script of a federation imports."""
-NETWORK = "network"
-"""What a script calls the function, or class, that makes its network."""
 
 
 @dataclass(frozen=True)
