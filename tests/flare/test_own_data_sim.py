@@ -15,7 +15,6 @@ from own_code import write_code
 from own_folder import SITES, write_images, write_tables
 
 RUNS = {
-    "fedavg, masks": ("fedavg", "segmentation", "lesion", ()),
     "fedce, masks": ("fedce", "segmentation", "lesion", ()),
     "fedlwr, masks": ("fedlwr", "segmentation", "lesion", ()),
     "fedism-plus, classes": ("fedism-plus", "classification", "well,ill", ()),

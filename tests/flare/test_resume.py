@@ -17,6 +17,8 @@ from fairflare.report.write import verify_run
 from killing import POINTS
 
 KILLING = Path(__file__).parents[1] / "killing.py"
+AT_THE_SERVER = ["between the exchanges", "writing state", "between rounds"]
+"""A site's process dies "training" in test_personal_flare.py and "sending" in test_plugins_sim.py."""
 RUN = ["run", "fedlwr", "--task", "fundus-phantom:small", "--rounds", "3"]
 SMALL = ["n_sites=3", "images=70", "site_test_images=0", "size=32", "epochs=1", "batch_size=8"]
 
@@ -57,9 +59,8 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert not [path for path in (folder / "sites").glob("*") if not path.name.endswith((".solo.pt", ".inputs.json"))]
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_process_of_the_simulator_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
-    """The server's process, or a site's; with a site's FLARE's simulator waits on, so that the user ends the run."""
+@pytest.mark.parametrize("point", AT_THE_SERVER)
+def test_the_simulators_server_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_one_process([*command, "--env", "sim", "--out", folder], point, (KILLING,), tmp_path, monkeypatch)
     assert [e["round"] for e in verify(folder / "audit.jsonl") if e["event"] == "round"] in ([1], [1, 2])
