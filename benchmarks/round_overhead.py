@@ -174,7 +174,7 @@ class Bare:
         self.names = dict(zip(self.network.state_dict(), initial, strict=True))
 
     def run(self, sites: list[Ready]) -> State:
-        """Rounds of training and averaging, then the final model on every site's images, twice on its test set."""
+        """Rounds of training and averaging, then the final model on every site's images."""
         model = {own: self.initial[name].clone() for own, name in self.names.items()}
         total = sum(len(site.train[1]) for site in sites)
         for number in range(1, self.rounds + 1):
@@ -192,8 +192,6 @@ class Bare:
         for site in sites:
             self.network.load_state_dict(model)
             self.evaluate(*site.val)
-            self.evaluate(*site.test)
-            # How well the model is calibrated takes a pass of its own.
             self.evaluate(*site.test)
         return model
 

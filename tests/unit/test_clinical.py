@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibration and clinical use: bins of enough patients, sums that are kept, and values as others compute them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,15 @@ from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
+from fairflare.build.assembly import build_site
+from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
+from fairflare.core.schema import IN_USE
+from fairflare.core.types import Round
 from fairflare.federation.after.base import Cases
 from fairflare.federation.clinical import View, bins_of
 from fairflare.federation.clinical_site import ClinicalAtSite
+from fairflare.federation.messages import Instruction
 from fairflare.functional import calibration as maths
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
@@ -216,3 +224,34 @@ def test_numbers_do_not_depend_on_who_else_is_asked():
     ).of_model(cases)
     other = ClinicalAtSite(View(), seed=4, name="a").of_model(cases)
     assert other["brier"] == ClinicalAtSite(View(), seed=3, name="b").of_model(cases)["brier"]
+
+
+@pytest.mark.parametrize("together", [1, 100, 2**18])
+def test_samples_that_are_drawn_together_are_those_drawn_one_by_one(together, monkeypatch):
+    """Bit for bit, however many at a time."""
+    monkeypatch.setattr(maths, "DRAWN", together)
+    values = np.random.default_rng(0)
+    residuals, places = values.normal(size=37), values.integers(0, 5, 37)
+    generator, alone = np.random.default_rng(1), []
+    for _ in range(50):
+        drawn = generator.integers(0, 37, 37)
+        off = np.bincount(places[drawn], weights=residuals[drawn], minlength=int(places.max()) + 1)
+        alone.append(((residuals**2)[drawn].mean(), off.sum() / 37, np.abs(off).sum() / 37))
+    found = maths.resampled(residuals**2, residuals, places, np.random.default_rng(1), 50)
+    assert np.array_equal(np.array(alone).T, np.stack(found))
+
+
+def test_a_site_looks_at_its_test_cases_once():
+    """For their metrics and for what it says of calibration, which is what a pass of its own would find."""
+    config = make_config("fedavg", "support2", rounds=1)
+    parts = build_parts(config)
+    site = build_site(config, parts, "site-1")
+    asked = Instruction("evaluate", Round(1, 1), dict(parts.model), {IN_USE: 1.0})
+    passed = []
+    hook = parts.network.register_forward_hook(lambda module, inputs, outputs: passed.append(len(outputs)))
+    answer = site.handle(asked)
+    hook.remove()
+    assert sum(passed) == site.data.size("val") + site.data.size("test")
+    parts.network.load_state_dict(parts.model)
+    assert answer.clinical and answer.clinical == site.clinical.of_model(site._condensed("test"))
+    assert site.handle(dataclasses.replace(asked, orders={})).clinical == {}

@@ -6,6 +6,8 @@ FedISM+ prints balanced accuracy as "ACC" and the one-versus-one macro AUC as "A
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -94,9 +96,15 @@ def _macro_f1(confusion: np.ndarray) -> float:
 def _auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
     """The mean over pairs of present classes of the pair's two AUCs."""
     present = np.flatnonzero(sizes)
-    one, other = present[np.stack(np.triu_indices(len(present), 1))]
-    rows, columns = np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
+    rows, columns = (present[places] for places in _ordered_pairs(len(present)))
     return float(np.mean(wins[rows, columns] / (sizes[rows] * sizes[columns]))) if len(rows) else None
+
+
+@lru_cache(maxsize=64)
+def _ordered_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and second of every ordered pair of n things: each pair, then the same the other way round."""
+    one, other = np.triu_indices(n, 1)
+    return np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
 
 
 def _auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,21 +71,7 @@ class View:
 
     def numbers(self) -> tuple[Number, ...]:
         """Everything that a site may send."""
-        many = float(MOST_EXAMPLES)
-        found = [Number("n", 0.0, many, "patients")]
-        for name, (low, high, meaning) in MEANS.items():
-            found.append(Number(name, low, high, meaning))
-            found += [Number(name + end, low, high, f"{meaning}: end of its interval") for end in ENDS]
-        if not self.secure:
-            found += [Number(name, 0.0, many, meaning) for name, meaning in COUNTS.items()]
-        in_cells = [
-            Number(f"{n.name}/{cell}", n.low, n.high, f"{n.meaning}, in the group")
-            for cell in self.cells
-            for n in found
-        ]
-        places = () if self.secure else range(CELLS)
-        bins = [Number(f"{BIN}{k}.{name}", 0.0, many, meaning) for k in places for name, meaning in OF_BIN.items()]
-        return (*found, *in_cells, *bins)
+        return _numbers(self.cells, self.secure)
 
     def checked(self, found: Any, most: float = MOST_EXAMPLES, least: int = 0, *, as_binned: bool = True) -> Numbers:
         """The numbers of one site as they are accepted.
@@ -120,6 +107,24 @@ class Nothing(View):
 
 
 NOTHING = Nothing()
+
+
+@lru_cache(maxsize=64)
+def _numbers(cells: tuple[str, ...], secure: bool) -> tuple[Number, ...]:
+    """Of a view with these cells; site and server ask for them at every answer."""
+    many = float(MOST_EXAMPLES)
+    found = [Number("n", 0.0, many, "patients")]
+    for name, (low, high, meaning) in MEANS.items():
+        found.append(Number(name, low, high, meaning))
+        found += [Number(name + end, low, high, f"{meaning}: end of its interval") for end in ENDS]
+    if not secure:
+        found += [Number(name, 0.0, many, meaning) for name, meaning in COUNTS.items()]
+    in_cells = [
+        Number(f"{n.name}/{cell}", n.low, n.high, f"{n.meaning}, in the group") for cell in cells for n in found
+    ]
+    places = () if secure else range(CELLS)
+    bins = [Number(f"{BIN}{k}.{name}", 0.0, many, meaning) for k in places for name, meaning in OF_BIN.items()]
+    return (*found, *in_cells, *bins)
 
 
 def bins_of(numbers: Mapping[str, float]) -> Bins | None:

@@ -16,6 +16,8 @@ from fairflare.privacy.counts import released
 
 Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
+Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What is kept of one batch of outputs and targets."""
 
 
 class Scoring(Protocol):
@@ -51,7 +53,7 @@ def predict(
     network: nn.Module,
     batches: Iterable[Batch],
     device: torch.device,
-    condense: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, targets: (outputs, targets),
+    condense: Condense = lambda outputs, targets: (outputs, targets),
     stop_if_aborted: Callable[[], None] = lambda: None,
 ) -> Predictions:
     """Condensed outputs and targets and the groups (N,) of all ``batches``, in evaluation mode, on the CPU."""
@@ -65,6 +67,31 @@ def predict(
         return torch.empty(0), torch.empty(0), torch.empty(0)
     outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found))
     return outputs, targets, groups
+
+
+class Both:
+    """Condenses batches one way and keeps, of the same passes, what another way makes of them.
+
+    Args:
+        condense: what ``predict`` is to return.
+        other: what is kept beside it.
+    """
+
+    def __init__(self, condense: Condense, other: Condense) -> None:
+        self._condense, self._other = condense, other
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """One batch."""
+        self._kept.append(self._other(outputs, targets))
+        return self._condense(outputs, targets)
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """What the other way made of all batches so far, on the CPU, as ``predict`` would return it."""
+        if not self._kept:
+            return torch.empty(0), torch.empty(0)
+        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*self._kept))
+        return outputs, targets
 
 
 def results(

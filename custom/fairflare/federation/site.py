@@ -18,7 +18,7 @@ from fairflare.core.schema import IN_USE, Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
-from fairflare.federation.after.base import Cases, Condense, plain
+from fairflare.federation.after.base import Cases, plain
 from fairflare.federation.after.site import AfterAtSite
 from fairflare.federation.aggregation.base import SitePart
 from fairflare.federation.aggregation.plain import PlainAtSite
@@ -27,7 +27,7 @@ from fairflare.federation.audit import model_hash
 from fairflare.federation.benefit.alone import Alone
 from fairflare.federation.benefit.measured import ROUNDS, Pair, measured
 from fairflare.federation.clinical_site import ClinicalAtSite
-from fairflare.federation.evaluation import Scoring, finite, predict, results
+from fairflare.federation.evaluation import Both, Condense, Predictions, Scoring, finite, predict, results
 from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.received import check_received
@@ -269,9 +269,11 @@ class Site:
 
     def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
         """The results of the shared model, and at the end of the run those of the site's personal one beside them."""
-        shared, own, personal = self._results(instruction.model), self._personal(instruction), {}
+        used = self._is_used(instruction)
+        shared, cases = self._results(instruction.model, used)
+        own, personal = self._personal(instruction), dict[str, Any]()
         if own is not None:
-            personal = self._results(own)
+            personal, cases = self._results(own, used)
             # Not before both models have proved to be some.
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         if self.data is not None and self._is_final(instruction.round):
@@ -282,15 +284,18 @@ class Site:
             n_examples=self._examples.size("train"),
             metrics=shared | self._trivial(instruction),
             personal=personal,
-            clinical=self._clinical(instruction, instruction.model if own is None else own),
+            clinical=self._clinical(cases, instruction.model if own is None else own),
         )
 
-    def _clinical(self, instruction: Instruction, model: StateDict) -> Mapping[str, float]:
-        """How well the loaded ``model`` is calibrated, if it is the one that the site uses after the last round."""
-        last = instruction.round == Round(self.training.rounds, self.training.rounds)
-        if self.clinical is None or not last or not instruction.orders.get(IN_USE):
+    def _is_used(self, instruction: Instruction) -> bool:
+        """Whether the model is said to be the one that the site uses after the last round."""
+        return self._is_final(instruction.round) and bool(instruction.orders.get(IN_USE))
+
+    def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
+        """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
+        if self.clinical is None or cases is None or not self.asked.is_of(model_hash(model)):
             return {}
-        return self.clinical.of_model(self._condensed("test")) if self.asked.is_of(model_hash(model)) else {}
+        return self.clinical.of_model(cases)
 
     def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
@@ -368,12 +373,11 @@ class Site:
         return self._condensed(split, self.after.step.condense)
 
     def _condensed(self, split: SplitName, condense: Condense = plain) -> Cases:
-        batches = self._examples.fixed(split, self.training.batch_size)
-        return Cases(*predict(self.network, batches, self.execution.device, condense, self.stop_if_aborted))
+        return Cases(*self._predict(split, condense))
 
     def _trivial(self, instruction: Instruction) -> dict[str, Any]:
         """What needs no network, beside the results of the run's final model; computed once."""
-        if instruction.round != Round(self.training.rounds, self.training.rounds) or self.data is None:
+        if not self._is_final(instruction.round) or self.data is None:
             return {}
         if self._beside is None:
             self._beside = dict(self.trivial(self.data))
@@ -393,10 +397,25 @@ class Site:
     def _is_final(self, round: Round) -> bool:
         return round == Round(self.training.rounds, self.training.rounds)
 
-    def _results(self, model: StateDict) -> dict[str, dict[str, Any]]:
-        """What ``model`` does on the site's own splits, see ``evaluation.results``."""
+    def _results(self, model: StateDict, used: bool) -> tuple[dict[str, dict[str, Any]], Cases | None]:
+        """What ``model`` does on the site's own splits, see ``evaluation.results``, and its test cases.
+
+        Args:
+            model: a state dict, which stays loaded.
+            used: whether it is the one that the site uses; of any other no cases are kept.
+        """
         self.network.load_state_dict(model)
-        return results(self._predict, self._examples, self.scoring, self.groups, self.min_count)
+        beside, members = Both(self.scoring.condense, plain), list[Tensor]()
+
+        def predicted(split: SplitName) -> Predictions:
+            if split != "test" or not used or self.clinical is None:
+                return self._predict(split)
+            found = self._predict(split, beside)
+            members.append(found[-1])
+            return found
+
+        shown = results(predicted, self._examples, self.scoring, self.groups, self.min_count)
+        return shown, Cases(*beside.kept(), *members) if members else None
 
     def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(
@@ -463,9 +482,9 @@ class Site:
     def _score(self, split: SplitName) -> dict[str, float]:
         return self.scoring.evaluate(*self._predict(split)[:2]) if self._examples.size(split) else {}
 
-    def _predict(self, split: SplitName) -> tuple[Tensor, Tensor, Tensor]:
-        batches = self._examples.fixed(split, self.training.batch_size)
-        return predict(self.network, batches, self.execution.device, self.scoring.condense, self.stop_if_aborted)
+    def _predict(self, split: SplitName, condense: Condense | None = None) -> Predictions:
+        batches, way = self._examples.fixed(split, self.training.batch_size), condense or self.scoring.condense
+        return predict(self.network, batches, self.execution.device, way, self.stop_if_aborted)
 
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:

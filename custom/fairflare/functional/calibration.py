@@ -24,6 +24,8 @@ CURVE_BINS = 10
 """Bins of a reliability curve, and of the ECE, at most."""
 Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
+DRAWN = 2**18
+"""Cases that are drawn at a time: so many take 10 MB."""
 SURE = 1e-12
 """How close to 0 and 1 a risk's logit is taken."""
 
@@ -239,10 +241,13 @@ def resampled(
     """
     n, bins = len(squares), int(places.max()) + 1
     found = np.empty((3, times))
-    for sample in range(times):
-        drawn = generator.integers(0, n, n)
-        off = np.bincount(places[drawn], weights=residuals[drawn], minlength=bins)
-        found[:, sample] = squares[drawn].mean(), off.sum() / n, np.abs(off).sum() / n
+    some = max(1, DRAWN // n)
+    for start in range(0, times, some):
+        rows = min(some, times - start)
+        drawn = generator.integers(0, n, (rows, n))
+        cells = places[drawn] + bins * np.arange(rows)[:, None]
+        off = np.bincount(cells.ravel(), weights=residuals[drawn].ravel(), minlength=rows * bins).reshape(rows, bins)
+        found[:, start : start + rows] = squares[drawn].mean(1), off.sum(1) / n, np.abs(off).sum(1) / n
     return found[0], found[1], found[2]
 
 

@@ -230,6 +230,8 @@ class Trainer(ABC):
         """
 
         def part(outputs: Tensor, rows: slice) -> Tensor:
+            if len(outputs) == len(batch.targets):
+                return objective(outputs, batch.targets)
             return objective(outputs, batch.targets[rows]) * (len(outputs) / len(batch.targets))
 
         return work.execution.backward(network or work.network, batch.inputs, part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -24,8 +24,6 @@ Fit = Mapping[str, float]
 CALIBRATION = Literal["val", "train"]
 BY = Literal["site", "group"]
 ROUNDING = 1e-6
-Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What is kept of one batch of outputs and targets."""
 
 
 def plain(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
