@@ -101,6 +101,18 @@ def test_kind_classes_and_sites_of_each_layout(layout, tmp_path):
     assert look(root, Choices()) == proposal
 
 
+def test_of_two_classes_it_says_whose_risk_is_reported(tmp_path):
+    root = WRITERS["tables"](tmp_path / "data")
+
+    def risk(*classes):
+        proposal = look(root, Choices(classes=classes))
+        shown = lines(root, proposal, contents(root, proposal.found, False))
+        return [line for line in shown if line.startswith("risk:")]
+
+    assert risk() == ["risk:     of lived, the second class (--classes lived,died: of the other)"]
+    assert risk("lived", "died") == ["risk:     of died, the second class (--classes died,lived: of the other)"]
+
+
 @pytest.mark.parametrize("layout", ["table of images", "tables"])
 def test_no_patient_is_in_two_splits(layout, tmp_path):
     found = look(WRITERS[layout](tmp_path / "data"), Choices()).found

@@ -42,6 +42,9 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     """For a person."""
     found = proposal.found
     shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
+    if found.kind != "segmentation" and len(found.classes) == 2:
+        turned = ",".join(reversed(found.classes))
+        shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
     for key, value in found.options.items():
         shown += _entry(key.replace("mask_values", "values"), value)
     groups = attributes(found)
