@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a folder to lists: five usual layouts, what is written, and bad folders in one line."""
 
+import contextlib
+import csv
+import fcntl
 import json
 import os
+import pty
 import re
 import stat
+import struct
+import subprocess
+import sys
+import termios
 from collections import defaultdict
 
 import numpy as np
@@ -310,6 +318,35 @@ def test_nothing_is_written_without_a_yes(tmp_path, capsys):
     assert "exists; remove it to look at the folder anew" in call(capsys, "init", root, "--yes")[2]
 
 
+def at_a_terminal(answer, *arguments):
+    """Exit code and output of a command in a terminal of 80 columns that is answered its question."""
+    main_end, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    command = [sys.executable, "-m", "fairflare", *map(str, arguments)]
+    child = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, start_new_session=True)
+    os.close(other)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+        while part := os.read(main_end, 4096):
+            shown += part
+            if answer and shown.endswith(b"[Y/n]: "):
+                os.write(main_end, answer)
+                answer = b""
+    os.close(main_end)
+    return child.wait(), shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.slow
+def test_somebody_at_a_terminal_is_asked(tmp_path):
+    root = WRITERS["classes"](tmp_path / "our data")
+    code, shown = at_a_terminal(b"n\n", "init", root)
+    assert code == 0 and "write them? [Y/n]: n" in shown and not (root / "fairflare").exists()
+    code, shown = at_a_terminal(b"\n", "init", root)
+    assert code == 0 and f"fairflare run fedavg --data '{root}'" in shown
+    assert (root / "fairflare" / "dataset.json").is_file()
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in shown.splitlines())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     root = WRITERS["classes"](tmp_path / "data")
@@ -332,11 +369,13 @@ def test_nothing_is_half_written(tmp_path, monkeypatch):
 
 
 RUNS = {**WRITERS, "links": None}
+PREDICTED = {"tables": 40}
+"""Cases in what is named: all images of three sites, one site's rows; masks are none."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", RUNS)
-def test_each_layout_goes_from_init_over_preflight_to_a_run(layout, tmp_path, capsys):
+def test_each_layout_goes_from_init_over_preflight_and_a_run_to_predictions(layout, tmp_path, capsys):
     root = (RUNS[layout] or links_to(tmp_path / "data"))(tmp_path / "data")
     code, out, err = call(capsys, "init", root, "--yes")
     assert code == 0 and f"fairflare run fedavg --data {root}" in out and not err
@@ -359,3 +398,13 @@ def test_each_layout_goes_from_init_over_preflight_to_a_run(layout, tmp_path, ca
         if path.suffix in (".jsonl", ".html", ".txt") or path.name == "report.json":
             text = path.read_text()
             assert "no 3" not in text and "case_3" not in text and str(tmp_path / "elsewhere") not in text
+    named = root / "site-2.csv" if layout == "tables" else root
+    code, out, err = call(capsys, "predict", run, named, "--out", tmp_path / "predicted", "--json")
+    assert code == 0, err
+    with (tmp_path / "predicted" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == json.loads(out)["cases"] == PREDICTED.get(layout, 36)
+    if layout in ("flat", "decathlon"):
+        assert all((tmp_path / "predicted" / row["mask"]).is_file() for row in rows)
+    else:
+        assert {row["class"] for row in rows} <= set(described["classes"])

@@ -9,6 +9,7 @@ folder, trials are folders beside it: the same command goes on where another has
 from __future__ import annotations
 
 import shlex
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,7 +131,9 @@ def _study(search: Search, folder: Path) -> Any:
     known |= {"base": search.config({}).sha256()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what Optuna calls experimental
-        storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).resolve()}")
+        opened = partial(sqlite3.connect, (folder / STUDY).resolve(), check_same_thread=False)
+        # Not by the address alone, in which "?" and "%" of a folder's name would mean something.
+        storage = optuna.storages.RDBStorage(f"sqlite:///{STUDY}", engine_kwargs={"creator": opened})
         made = optuna.create_study(storage=storage, study_name=NAME, direction="maximize", load_if_exists=True)
         before = made.user_attrs.get("search")
         if before is not None and before != known:

@@ -56,9 +56,10 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
         save_text(folder / "scripts" / Path(name).name, copied(name))
     save_text(folder / "LICENSE-scripts.txt", LICENSE)
     how = [
-        "In this folder, with torch, MONAI and fire:",
+        "In this folder; MONAI's command line needs fire, readers of images nibabel, Pillow and pydicom:",
         "",
         "```",
+        "pip install torch monai fire nibabel pillow pydicom",
         f"python -m monai.bundle run --config_file configs/inference.json --inputs {_example(opened)} --output_dir out",
         "```",
     ]

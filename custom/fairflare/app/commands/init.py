@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -64,6 +65,5 @@ def init(
         return
     written = write(folder, files)
     if not as_json:
-        console.say(
-            f"written: {written}\nnext:\n  fairflare preflight {folder}\n  fairflare run fedavg --data {folder}"
-        )
+        named = shlex.quote(str(folder))
+        console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
