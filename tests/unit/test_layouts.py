@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflare.clinic.site_config import read_site_config
+from fairflare.build.assembly import _execution
+from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core import execution as execution_module
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, ahead, shared_gpu
-from fairflare.core.types import Round
+from fairflare.core.types import Round, Training
 from fairflare.federation.messages import Instruction
 from fairflare.flare import simulate
 from fairflare.trainers.gsam import GSAM
@@ -138,6 +139,20 @@ def test_sites_of_one_machine_take_its_gpus_in_turn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [shared_gpu(place) for place in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_site_file_may_name_several_gpus(monkeypatch):
+    def devices(**keys):
+        execution = _execution(SiteConfig(**keys), Training(), 0)
+        return [str(device) for device in (execution.device, *execution.beside)]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices(gpus="0, 1") == ["cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices(gpus="1,0") == ["cuda:1", "cuda:0"] and devices(gpu=1) == ["cuda:1"] and devices() == ["cuda:0"]
+    with pytest.raises(UserError, match="gpu: expected a number below 2, got 2"):
+        devices(gpus="0,2")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -46,6 +47,9 @@ class Execution:
         layout: of images and convolutions in memory: "auto" is channels_last on a GPU and as the network has it on a
             CPU; "fastest" is what ``compare_layouts`` has found. Another layout rounds otherwise.
         compiler: backend of ``torch.compile`` for training passes; rounds otherwise, too.
+        beside: further devices, of the same type: each training batch is shared out among all. The gradient is that of
+            the batch, rounded otherwise; BatchNorm sees each device's share, and keeps the statistics of the first's.
+            Networks with hooks stay on ``device``.
     """
 
     device: torch.device = torch.device("cpu")
@@ -53,6 +57,7 @@ class Execution:
     micro_batch: int | None = None
     layout: Layout = "auto"
     compiler: str = "none"
+    beside: tuple[torch.device, ...] = ()
 
     def __post_init__(self) -> None:
         self._faster: torch.memory_format | None = None
@@ -133,7 +138,7 @@ class Execution:
         try:
             return self._passes(network, inputs, loss_of)
         except torch.OutOfMemoryError:
-            size = min(self.micro_batch or len(inputs), len(inputs))
+            size = min(self.micro_batch or len(inputs), -(-len(inputs) // len(self._runners(network))))
             if size < 2 * LEAST:
                 raise
         # Out of the handler, whose traceback would keep the failed pass in memory.
@@ -154,25 +159,41 @@ class Execution:
             network.zero_grad(set_to_none=True)
 
     def _passes(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        losses, runner = [], self._runner(network)
-        for rows in self._parts(len(inputs)):
-            with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
-                outputs = runner(self._laid_out(inputs[rows]))
-            loss = loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
-            loss.backward()
-            losses.append(loss.detach())
+        losses, runners = [], self._runners(network)
+        parts = self._parts(len(inputs), len(runners))
+        for start in range(0, len(parts), len(runners)):
+            # All devices compute forward before the first one computes backward.
+            some = [self._loss(runner, inputs, loss_of, rows) for runner, rows in zip(runners, parts[start:])]
+            torch.autograd.backward(some)
+            losses += [loss.detach() for loss in some]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _parts(self, n: int) -> list[slice]:
-        """Rows of each pass: equal shares, none of them a single example."""
+    def _loss(
+        self, runner: Callable[..., Any], inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor], rows: slice
+    ) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
+            outputs = runner(self._laid_out(inputs[rows]))
+        return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
+
+    def _parts(self, n: int, fewest: int = 1) -> list[slice]:
+        """Rows of each pass: equal shares, none of them a single example, where possible so many."""
         most = self.micro_batch or n
-        parts = max(1, min(-(-n // most), n // LEAST))
+        parts = max(1, min(max(-(-n // most), fewest), n // LEAST))
         edges = [k * n // parts for k in range(parts + 1)]
         return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
+    def _runners(self, network: nn.Module) -> list[Callable[..., Any]]:
+        """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
+        listening = (self.beside or self.compiler != "none") and any(
+            module._forward_hooks or module._forward_pre_hooks for module in network.modules()
+        )
+        if listening:  # compiled code calls no hooks, and what they see elsewhere would lie on different devices
+            return [network]
+        return [self._runner(network), *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
+
     def _runner(self, network: nn.Module) -> Callable[..., Any]:
-        """The network, compiled where that is asked for; not where hooks listen, which compiled code does not call."""
-        if self.compiler == "none" or any(m._forward_hooks or m._forward_pre_hooks for m in network.modules()):
+        """The network, compiled where that is asked for."""
+        if self.compiler == "none":
             return network
         known, compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
         self._compiled = known, compiled
@@ -187,6 +208,19 @@ class Execution:
         if self.precision == "auto":
             return self.on_gpu and torch.cuda.is_bf16_supported()
         return self.precision == "bfloat16"
+
+
+def _elsewhere(network: nn.Module, home: torch.device, device: torch.device, inputs: Tensor) -> Tensor:
+    """The network's outputs as computed on ``device``, from copies of its weights: gradients come back through them.
+
+    What the network changes in its buffers is lost with the copies.
+    """
+    from torch.func import functional_call
+
+    entries = chain(network.named_parameters(), network.named_buffers())
+    copies = {name: entry.to(device, non_blocking=True, copy=True) for name, entry in entries}
+    outputs: Tensor = functional_call(network, copies, (inputs.to(device, non_blocking=True),))
+    return outputs.to(home, non_blocking=True)
 
 
 def memory_findings(

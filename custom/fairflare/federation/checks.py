@@ -151,7 +151,9 @@ def is_number(value: Any) -> bool:
 
 def one_line(text: str) -> str:
     """Printable, without control characters, and short: what sites send ends up in logs and terminals."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 4 * LONGEST])
+    clean = text[: 4 * LONGEST]
+    if not clean.isprintable():
+        clean = "".join(c if c.isprintable() else " " for c in clean)
     return clean if len(clean) <= 2 * LONGEST else clean[: 2 * LONGEST - 1] + "…"
 
 
