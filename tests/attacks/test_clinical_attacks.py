@@ -137,6 +137,70 @@ def test_numbers_that_no_patients_have_are_refused(change):
     assert "91" not in refused[0].detail
 
 
+DECISIONS = ("flagged", "true_positives")
+
+
+def before_and_after(cases, shift, least=10, **view):
+    """What leaves of a model, and once a step has moved all logits."""
+    site = ClinicalAtSite(View(**view), least)
+    return site.of_model(cases), site.after(cases, moved_by(cases, shift), None)
+
+
+def moved_by(cases, shift):
+    outputs = cases.outputs.clone()
+    outputs[:, 1] += shift
+    return torch.softmax(outputs, 1).numpy()
+
+
+@pytest.mark.parametrize("least", [5, 10, 20])
+def test_decisions_before_and_after_a_step_tell_of_no_few_who_crossed(least):
+    """What leaves of both differs by nobody, or by enough patients; so do they from what the bins hold."""
+    left = kept = 0
+    for seed in range(6):
+        cases = cases_of(400, seed)
+        for shift in (-1.0, -0.5, -0.1, -0.02, 0.0, 0.03, 0.2, 0.7, 1.5):
+            before, after = before_and_after(cases, shift, least)
+            assert set(DECISIONS) <= set(before) and "brier" in after
+            if not set(DECISIONS) & set(after):
+                left += 1
+                continue
+            kept += shift != 0.0
+            wrong = [numbers["flagged"] - numbers["true_positives"] for numbers in (before, after)]
+            for crossed in (after["true_positives"] - before["true_positives"], wrong[1] - wrong[0]):
+                assert crossed == 0 or abs(crossed) >= least
+            bins = bins_of(after)
+            held, true = (np.cumsum([0, *values[::-1]]) for values in (bins.n, bins.positives))
+            for whole, right in zip(held, true):  # from the highest risks down
+                for apart in (after["true_positives"] - right, wrong[1] - (whole - right)):
+                    assert apart == 0 or abs(apart) >= least
+    assert left and kept, "some steps move few, and some many"
+
+
+def test_no_few_of_a_group_follow_from_who_crossed():
+    """Enough cross in all, few of them in one group: neither group's decisions leave after the step."""
+    members = np.repeat([0, 1], 100)
+    z = np.tile(np.linspace(-3, 3, 100), 2)
+    z[(members == 1) & (z < 0) & (z > -1.4)] -= 3
+    z[110] = -0.5
+    cases = Cases(
+        torch.tensor(np.stack([np.zeros(200), z], 1)), torch.tensor(np.arange(200) % 2), torch.tensor(members)
+    )
+    before, after = before_and_after(cases, 1.2, 5, cells=("f", "m"), of_group=(0, 1))
+    assert {"flagged", "flagged/f", "flagged/m"} <= set(before)
+    assert "brier/m" in after and not [n for n in after if n.startswith(("flagged/", "true_positives/"))]
+
+
+def test_a_site_may_say_nothing_of_calibration(tmp_path, monkeypatch):
+    """Neither the site nor the last look at what leaves it lets a number pass."""
+    (tmp_path / "fairflare_site.yaml").write_text("clinical: false\n")
+    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(tmp_path / "fairflare_site.yaml"))
+    site, model, _ = site_of()
+    assert asked(site, model) == {} and site.clinical is None
+    results = {"val": {}, "test": {}, "n": {"test": 60.0}, "groups": {}}
+    with pytest.raises(EgressRefused, match="clinical: not in this exchange or this run"):
+        site.egress.check("evaluate", Answer(SITE, ROUNDS, n_examples=100, metrics=results, clinical=FITTING))
+
+
 def test_groups_by_outcome_tell_no_few_of_a_group():
     """With group_by=label+sex the size of "lived, men" leaves; the men's own would give the 3 who died.
 

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder from elsewhere, or one that says more of patients than a run needs, given to ``fairflare init``."""
 
+import gzip
 import io
 import json
 import os
 import shutil
 
+import nibabel
 import numpy as np
 import pytest
+from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian
 
 import five_layouts
 from fairflare.app import console
@@ -16,6 +21,7 @@ from fairflare.app.intake.look import look
 from fairflare.app.intake.write import contents, write
 from fairflare.app.terminal import Terminal
 from fairflare.build import tasks
+from fairflare.clinic.readers import pictures
 from fairflare.core.errors import DataError, UserError
 
 
@@ -75,6 +81,25 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
         look(root, Choices())
 
 
+def test_an_image_whose_header_says_that_it_is_huge_is_not_read(tmp_path, monkeypatch):
+    """A few KB of an archive may say that they are gigabytes: no memory is asked for."""
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((30_000, 30_000, 1))
+    header.set_data_dtype(np.float64)
+    for name, packed in (("slice.nii.gz", gzip.compress), ("slice.nii", bytes)):
+        (tmp_path / name).write_bytes(packed(header.binaryblock + bytes(4 + 1000)))
+    scan = Dataset()
+    scan.Rows, scan.Columns, scan.NumberOfFrames, scan.SOPClassUID = 60_000, 60_000, "9", "1.2.840.10008.5.1.4.1.1.2"
+    scan.file_meta = FileMetaDataset()
+    scan.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    scan.save_as(tmp_path / "scan.dcm", enforce_file_format=False)
+    monkeypatch.setattr(pictures, "_loader", lambda suffix: pytest.fail("read"))
+    for name in ("slice.nii.gz", "slice.nii", "scan.dcm"):
+        with pytest.raises(DataError, match="cannot be read as an image") as refused:
+            pictures.stored(tmp_path / name)
+        assert refused.value.code == "unreadable"
+
+
 def test_what_a_message_quotes_does_not_command_the_terminal(capsys):
     """Colours and titles of a terminal are harmless; others change what was shown before."""
     file = io.StringIO()
@@ -95,6 +120,29 @@ def linked(root, outside):
     assert proposal.links
     write(root, contents(root, proposal.found, True))
     return tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="x,y")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "a.json"])
+def test_a_table_or_list_that_is_a_link_out_of_the_folder_is_said_to_be_one(tmp_path, name):
+    """What it leads to would be copied into the folder, and with that folder to somebody else."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    if name == "a.json":
+        entries = [{"image": f"{k}.png", "label": "xy"[k % 2]} for k in range(10)]
+        for entry in entries:
+            Image.new("L", (8, 8)).save(root / entry["image"])
+        (elsewhere / name).write_text(json.dumps({"training": entries}))
+    else:
+        rows = [f"{40 + k},{'died' if k % 2 else 'lived'}" for k in range(40)]
+        (elsewhere / name).write_text("\n".join(["age,outcome", *rows]))
+    (root / name).symlink_to(elsewhere / name)
+    chosen = Choices(label="outcome") if name == "rows.csv" else Choices()
+    notes = look(root, chosen).found.notes
+    assert any(f"1 of 1 lists or tables are symbolic links out of {root}, e.g. {name}" in note for note in notes)
+    (root / name).unlink()
+    shutil.copy(elsewhere / name, root / name)
+    assert not any("symbolic links" in note for note in look(root, chosen).found.notes)
 
 
 def test_links_out_are_followed_where_somebody_at_this_machine_has_allowed_them(tmp_path):

@@ -55,3 +55,16 @@ def test_a_script_reports_no_counts_of_few_in_a_group():
             refuse_small_groups(wrong, 10)
     with pytest.raises(EgressRefused):
         refuse_small_groups(counts(900.0, 900.0), None)
+
+
+def test_a_script_reports_no_groups_from_which_a_small_one_follows():
+    """n_k and the number of seen examples are no secret: what is in no reported group follows."""
+    losses = {"group_loss/f": 0.5, "group_count/f": 91.0}
+    for total in (91, 101, 300, None):
+        refuse_small_groups(losses, 10, total)
+    for total in (92, 100):
+        with pytest.raises(EgressRefused, match="leaves fewer examples than min_count in the other groups"):
+            refuse_small_groups(losses, 10, total)
+    refuse_small_groups({**counts(30.0, 30.0), "seen": 70.0}, 10)
+    with pytest.raises(EgressRefused, match="scalar positives: leaves fewer"):
+        refuse_small_groups({**counts(30.0, 30.0), "seen": 63.0}, 10)

@@ -276,6 +276,11 @@ RULES = [
     ({"allow_code": "no"}, "allow_code: expected true or false"),
     ({"max_rounds": True}, "max_rounds: expected a whole number"),
     ({"methods": "fedavg"}, "methods: expected a list of names"),
+    ({"thresholds": [0.3, 0.4]}, "threshold: expected one of 0.3, 0.4, got 0.5"),
+    ({"thresholds": []}, "threshold: expected one of none, got 0.5"),
+    ({"thresholds": [0.5]}, ""),
+    ({"thresholds": [1.5]}, "thresholds: expected a list of numbers between 0 and 1"),
+    ({"thresholds": 0.5}, "thresholds: expected a list of numbers between 0 and 1"),
     ({"min_count": 10, "methods": ["fedufo"], "tasks": ["support2"], "max_rounds": 10**6, "allow_code": False}, ""),
 ]
 

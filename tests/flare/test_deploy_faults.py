@@ -164,9 +164,49 @@ def continues(poc, said, state, tmp_path, expected, *options):
     assert [(e["from_round"]) for e in entries if e["event"] == "resume"] == [1]
 
 
+def joining(folder):
+    """The last of the log's lines on what joining gives."""
+    return [entry for entry in verify_run(folder) if entry["event"] == "benefit"][-1]
+
+
+def test_a_site_that_dies_while_it_trains_alone_is_asked_again_by_the_next_job(poc, tmp_path):
+    run = ["fedavg", *RUN, "--solo"]
+    in_process(tmp_path / "local", *run)
+    store(poc, "site-2", 2, "SIGKILL alone")
+    before = poc.states()
+    with begin(poc, *run, out=tmp_path / "run") as child:
+        job = Job(poc, child, "site-2")
+        (state,) = poc.states() - before
+        code, said = job.wait(60)
+    assert code == 1 and not psutil.pid_exists(job.pid) and list(rounds(state)) == [1, 2, 3], said
+    with begin(poc, *run, "--set", f"federation={state.name}", out=tmp_path / "again") as child:
+        said = child.communicate(timeout=150)[1]
+    assert child.returncode == 0, said
+    assert list(rounds(tmp_path / "again")) == [1, 2, 3], "no round is repeated"
+    found, expected = joining(tmp_path / "again"), joining(tmp_path / "local")
+    assert found["sites"] == expected["sites"] and sorted(found["sites"]) == SITES and not found["rejected"]
+    for site in SITES:
+        (own,) = (poc.kits / site / "fairflare_state" / state.name / "sites").glob(f"{site}.*.solo.pt")
+        model = torch.load(tmp_path / "local" / "sites" / f"{site}.solo.pt", weights_only=True)
+        assert all(torch.equal(value, model[key]) for key, value in torch.load(own, weights_only=True).items())
+
+
+def test_the_question_ends_without_a_site_that_is_stuck_in_training_alone(poc, tmp_path):
+    store(poc, "site-2", 2, "300 alone")
+    early = ["--set", "min_responses=3", "--set", "grace=4"]
+    before = poc.states()
+    with begin(poc, "fedavg", *RUN, "--solo", *early, out=tmp_path / "run") as child:
+        job = Job(poc, child, "site-2")
+        (state,) = poc.states() - before
+        code, said = job.wait(120)
+    found = joining(tmp_path / "run")
+    assert code == 0 and codes(found) == {"site-2": "late"} and sorted(found["sites"]) == OTHERS, said
+    assert verify_run(tmp_path / "run")[-1]["status"] == "completed"
+
+
 def test_a_dead_site_costs_one_deadline(poc, tmp_path):
     """The last test of this file: site-2 is gone after it."""
-    run = [*RUN, "--set", "min_sites=2"]
+    run = [*RUN, "--set", "min_sites=2", "--solo"]
     store(poc, "site-2", 2, "300")
     with begin(poc, "fedism-plus", *run, "--set", f"task_timeout={DEADLINE}", out=tmp_path / "run") as child:
         job = Job(poc, child, "site-2")
@@ -184,6 +224,8 @@ def test_a_dead_site_costs_one_deadline(poc, tmp_path):
     assert found[2]["seconds"]["exchange"] < DEADLINE + MARGIN
     after = [datetime.fromisoformat(e["time"]) for e in entries if e["seq"] >= found[2]["seq"]]
     assert (after[-1] - after[0]).total_seconds() < DEADLINE, "nobody waited for it a second time"
-    assert codes(entries[-2]) == {"site-2": "absent"} and entries[-2]["event"] == "evaluation"
+    ends = {entry["event"]: entry for entry in entries[-3:-1]}
+    assert list(ends) == ["evaluation", "benefit"] and all(codes(e) == {"site-2": "absent"} for e in ends.values())
+    assert sorted(ends["benefit"]["sites"]) == OTHERS
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert any("round 2 of 3" in line and "site-2 left out: no_answer" in line for line in log)

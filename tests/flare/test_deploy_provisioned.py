@@ -79,7 +79,7 @@ def test_a_job_that_brings_its_code_and_finds_each_hospitals_data(three, tmp_pat
 
 
 def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_path):
-    secret = [*SUPPORT2, "--set", "secure_sum=masks"]
+    secret = [*SUPPORT2, "--set", "secure_sum=masks", "--solo"]
     expected = in_process(tmp_path / "local", "fedism-plus", *secret)
     prod(three, LEAD, "fedism-plus", *secret, out=tmp_path / "run")
     entries = check_run(tmp_path / "run", expected)
@@ -89,6 +89,15 @@ def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_p
     (log,) = three.kits.glob(f"hospital-a/{job_of(tmp_path / 'run')}/log.txt")
     assert re.search(r"fairflare [0-9.]+, package_sha256 [0-9a-f]{12}", log.read_text()), "each site says what it runs"
     assert "SumRefused" not in log.read_text()
+    assert joining(entries)["sites"] == joining(verify(tmp_path / "local" / "audit.jsonl"))["sites"]
+    assert not list((tmp_path / "run").rglob("*.solo.pt")), "the models that sites have trained alone stay there"
+
+
+def joining(entries):
+    """What joining gives each of the three."""
+    (found,) = (entry for entry in entries if entry["event"] == "benefit")
+    assert sorted(found["sites"]) == list(HOSPITALS) and not found["rejected"]
+    return found
 
 
 def job_of(run):
@@ -156,8 +165,10 @@ def test_a_site_that_takes_no_code_refuses_a_job_that_brings_some(strict, tmp_pa
 
 
 def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
-    expected = in_process(tmp_path / "local", "fedlwr", *SUPPORT2)
-    strict.fairflare("export", "fedlwr", *SUPPORT2, "--preinstalled", "--out", tmp_path / "job")
+    own = ["--datalists", strict.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2", "--solo"]
+    own += [part for pair in COLUMNS for part in ("--set", pair)]
+    expected = in_process(tmp_path / "local", "fedlwr", *own)
+    strict.fairflare("export", "fedlwr", *own, "--preinstalled", "--out", tmp_path / "job")
     assert not (tmp_path / "job" / "app" / "custom").exists()
     told = strict.sh("submit", tmp_path / "job").stdout
     job = re.search(r"submitted: (\S+)", told)[1]
@@ -169,6 +180,7 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     run = strict.folder / "results" / job / "workspace" / "fairflare"
     entries = check_run(run, expected)
     assert entries[0]["sites"] == list(HOSPITALS)
+    assert joining(entries)["sites"] == joining(verify(tmp_path / "local" / "audit.jsonl"))["sites"]
     settings = json.loads((local(strict, "hospital-b") / "resources.json").read_text())
     assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]
 
@@ -220,14 +232,22 @@ def test_a_job_without_code_that_names_a_loader_runs_nothing_at_any_hospital(str
 
 def test_whoever_submits_is_told_what_a_hospital_expects(strict, tmp_path):
     wanted = [*SUPPORT2, "--preinstalled", "--set", "min_sites=3"]
-    (local(strict, "hospital-a") / FILES[0]).write_text("methods: [fedism-plus]\nmax_rounds: 1\n")
-    try:
-        done = prod(strict, LEAD, "fedavg", *wanted, out=tmp_path / "run", check=False)
-    finally:
-        (local(strict, "hospital-a") / FILES[0]).unlink()
-    assert done.returncode == 1 and not (tmp_path / "run").exists()
-    refusal = "hospital-a: refused by this site's policy: method: expected one of fedism-plus, got 'fedavg'"
-    assert refusal in last_line(done), done.stderr
+    rules = [
+        ("methods: [fedism-plus]\nmax_rounds: 1\n", (), "method: expected one of fedism-plus, got 'fedavg'"),
+        (
+            "after: [recalibrate]\n",
+            ("--solo",),
+            "solo: expected false, for this site does not say what joining gives it",
+        ),
+    ]
+    for text, more, refusal in rules:
+        (local(strict, "hospital-a") / FILES[0]).write_text(text)
+        try:
+            done = prod(strict, LEAD, "fedavg", *wanted, *more, out=tmp_path / "run", check=False)
+        finally:
+            (local(strict, "hospital-a") / FILES[0]).unlink()
+        assert done.returncode == 1 and not (tmp_path / "run").exists()
+        assert f"hospital-a: refused by this site's policy: {refusal}" in last_line(done), done.stderr
 
 
 def test_a_site_with_another_version_of_the_package_keeps_a_run_from_starting(strict, tmp_path):

@@ -213,8 +213,30 @@ def test_with_secure_sums_no_update_leaves_the_filter_in_the_clear(mask, reason,
     assert reason in result.get_header(ERROR_HEADER)
 
 
+def place(local):
+    """A site's workspace, whose own configuration lies in ``local``."""
+    return SimpleNamespace(get_site_config_dir=lambda: str(local))
+
+
+FEW = {"n": 60.0, "positives": 12.0, "brier": 0.2}
+
+
+@pytest.mark.parametrize("own, leaves", [("min_count: 5", True), ("min_count: 13", False), ("clinical: false", False)])
+def test_the_last_look_keeps_to_the_sites_own_minimum(own, leaves, answers, monkeypatch, tmp_path):
+    """A job may ask for less than a site gives, and not for more."""
+    (tmp_path / "fairflare_site.yaml").write_text(own)
+    monkeypatch.setattr(egress, "vouch_for_code", lambda context: None)
+    engine = SimpleNamespace(fire_event=lambda event, context: None, get_workspace=lambda: place(tmp_path))
+    manager = FLContextManager(engine, "site-4", "job", {}, {})
+    with manager.new_context() as context:
+        context.set_prop(FLContextKey.TASK_NAME, "evaluate", private=True, sticky=False)
+        told = dataclasses.replace(answers["evaluate"], clinical=FEW)
+        code = EgressFilter(CONFIG.to_json()).process(answer_to_shareable(told), context).get_return_code()
+    assert (code in (None, ReturnCode.OK)) == leaves
+
+
 @pytest.mark.parametrize("seal, task", [("none", "train"), ("masks", "weigh")])
-def test_receivers_at_a_site_hear_what_leaves_and_nothing_more(seal, task, answers, monkeypatch):
+def test_receivers_at_a_site_hear_what_leaves_and_nothing_more(seal, task, answers, monkeypatch, tmp_path):
     """Local events; a job could have FLARE send them on, past all filters. With secure sums they hold no loss."""
     config = make_config("fedism", "support2", rounds=2, values={"secure_sum": seal})
     heard = []
@@ -227,7 +249,7 @@ def test_receivers_at_a_site_hear_what_leaves_and_nothing_more(seal, task, answe
         heard.append((event, data.tag, data.value, data.step))
 
     monkeypatch.setattr(egress, "vouch_for_code", lambda context: None)
-    engine = SimpleNamespace(fire_event=fire)
+    engine = SimpleNamespace(fire_event=fire, get_workspace=lambda: place(tmp_path))
     manager = FLContextManager(engine, "site-4", "job", {}, {})
     metrics = {"auc": 0.75} | ({"loss": 0.5} if seal == "none" else {})
     for extra in ({}, {"loss": 0.5} if seal == "masks" else {"patients": 17.0}):

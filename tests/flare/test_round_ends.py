@@ -105,6 +105,16 @@ def test_an_error_is_no_contribution(monkeypatch):
     assert found == ["a", "b", "c"] and 7 <= took <= 8
 
 
+@pytest.mark.parametrize("task, times", [("solo", 3), ("benefit", 1)])
+def test_what_joining_gives_is_asked_for_as_a_round_is(task, times, monkeypatch):
+    """Whoever trains alone does so for three rounds, and is given the grace of three."""
+    due = within(a=1, b=2, c=2 + 4.0 * times - 1, d=2 + 4.0 * times + 2)
+    found, took, board = exchange(monkeypatch, EarlyEnd(2, 4.0), due, asked(task))
+    assert found == ["a", "b", "c"] and board.cancelled == [(task, ["d"])]
+    assert 2 + 4.0 * times <= took <= 3 + 4.0 * times
+    assert exchange(monkeypatch, EarlyEnd(), due, asked(task))[0] == ["a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("task", ["compare", "sum", "weigh", "evaluate"])
 def test_other_exchanges_wait_for_everyone(task, monkeypatch):
     found, took, _ = exchange(monkeypatch, EarlyEnd(2), within(a=1, b=2, c=3, d=50), asked(task))

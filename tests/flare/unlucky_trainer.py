@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainers that one site has bad luck with, once.
 
-The file FAIRFLARE_FAULTS/<site> holds ROUND WHAT: a signal that the site's process sends to itself in that round, or
-seconds for which it is busy. Plain training meets it before its first step, GSAM before a second pass; the file then is
-<site>.met and holds the process's id.
+The file FAIRFLARE_FAULTS/<site> holds ROUND WHAT, or ROUND WHAT alone for when the site trains alone. WHAT is a signal
+that the site's process sends to itself in that round, or seconds for which it is busy. Plain training meets it before
+its first step, GSAM before a second pass; the file then is <site>.met and holds the process's id.
 """
 
 from __future__ import annotations
@@ -49,12 +49,18 @@ class UnluckyGSAM(GSAM):
         return super().backward(work, objective, batch)
 
 
+PASSED = []
+"""Rounds that this process has been in, each once in a row: it trains alone once they begin anew."""
+
+
 def meet(work):
     """Suffer what the site's file says of this round."""
+    if PASSED[-1:] != [work.round.number]:
+        PASSED.append(work.round.number)
     site = re.search(r"\buid=(\S+)", " ".join(sys.argv))
     file = Path(os.environ.get("FAIRFLARE_FAULTS", os.devnull)) / (site[1] if site else "nobody")
-    number, what = file.read_text().split() if file.is_file() else ("0", "")
-    if work.round.number != int(number):
+    number, what, *alone = file.read_text().split() if file.is_file() else ("0", "")
+    if work.round.number != int(number) or bool(alone) != (sorted(PASSED) != PASSED):
         return
     file.write_text(str(os.getpid()))
     file.rename(file.with_suffix(".met"))

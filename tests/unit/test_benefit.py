@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Round
 from fairflare.federation.benefit.measured import Pair, measured, reports
 from fairflare.federation.benefit.server import Benefit
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.files import read_model
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.site import Site
@@ -33,6 +35,7 @@ from run_folders import Dies, call
 HEART = ["--task", "heart:full", "--rounds", "3", "--set", "group_by=sex", "--workers", "1"]
 SITES = ("Cleveland", "Hungary", "Switzerland", "VA")
 TASK = tasks.load("heart", "full")
+PARTS = build_parts(make_config("fedavg", "heart:full"))
 
 
 def drawn(n, seed=0, classes=2):
@@ -130,6 +133,9 @@ def test_the_resamples_follow_from_the_predictions_too():
 GOOD = {"n": 40.0, "federated.accuracy": 0.8, "solo.accuracy": 0.7, "low.accuracy": 0.0, "high.accuracy": 0.2}
 
 
+WAITS = EarlyEnd()
+
+
 class Sites:
     """A transport: what each site says by exchange, one after the other."""
 
@@ -151,8 +157,8 @@ def says(*rounds, **benefit):
     return {"solo": [{"benefit": {"rounds": float(n)}} for n in rounds], "benefit": [{"benefit": dict(benefit)}]}
 
 
-def asked(transport):
-    benefit = Benefit(reports(("accuracy",), (), ("a",)), "sgd", ("accuracy",), ())
+def asked(transport, early_end=WAITS):
+    benefit = Benefit(reports(("accuracy",), (), ("a",)), "sgd", ("accuracy",), (), early_end)
     models = dict.fromkeys(transport.answers, {})
     return benefit.run(transport, {}, models, Round(3, 3), dict.fromkeys(models, 100))
 
@@ -185,6 +191,46 @@ def test_one_bad_site_costs_the_others_nothing(bad, code):
     found, rejections = asked(Sites(a=says(3, **GOOD), b={**says(3, **GOOD), **bad}))
     assert found["sites"] == {"a": GOOD} and [(r.site, r.code) for r in rejections] == [("b", code)]
     assert "91" not in rejections[0].detail
+
+
+@pytest.mark.parametrize("task", ["solo", "benefit"])
+def test_a_site_without_which_the_question_ended_is_late(task):
+    said = {**says(3, **GOOD), task: [None]}
+    transport = Sites(a=says(3, **GOOD), b=says(3, **GOOD), c=said)
+    found, rejections = asked(transport, EarlyEnd(2))
+    assert set(found["sites"]) == {"a", "b"}
+    detail = "the question ended with the answers of 2 of 3 sites"
+    assert [(r.site, r.code, r.detail) for r in rejections] == [("c", "late", detail)]
+    assert ("c", "benefit") not in transport.asked or task == "benefit"
+    transport = Sites(a=says(3, **GOOD), b=says(3, **GOOD), c={**says(3, **GOOD), task: [None]})
+    assert [r.code for r in asked(transport, EarlyEnd(3))[1]] == ["no_answer"], "the deadline passed"
+
+
+def alone(folder):
+    site = build_site(
+        make_config("fedavg", "heart:full", rounds=4, values={"solo": True}), PARTS, "VA", folder / "VA.pt"
+    )
+    return site, site._by_itself(site.alone).handle
+
+
+def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairflare.federation.benefit.alone.KEPT_AFTER", 0.0)
+    whole, train = alone(tmp_path / "whole")
+    assert whole.alone.advance(PARTS.model, train) == 4
+    torn, train = alone(tmp_path / "torn")
+
+    def until_the_third(instruction):
+        if instruction.round.number == 3:
+            raise KeyboardInterrupt
+        return train(instruction)
+
+    with pytest.raises(KeyboardInterrupt):
+        torn.alone.advance(PARTS.model, until_the_third)
+    again, train = alone(tmp_path / "torn")
+    asked_for = []
+    assert again.alone.advance(PARTS.model, lambda one: asked_for.append(one.round.number) or train(one)) == 4
+    assert asked_for == [3, 4]
+    assert all(torch.equal(value, again.alone.model[key]) for key, value in whole.alone.model.items())
 
 
 def run(folder, *chosen, method="fedavg"):
@@ -263,6 +309,28 @@ def test_the_report_says_by_the_interval_who_gains(joined):
             assert row["low"] <= row["benefit"] + 1e-9 and row["benefit"] - 1e-9 <= row["high"]
         assert sum(one["counts"].values()) == 4
     assert {row["group"] for row in found["metrics"]["brier_loss"]["groups"]} == {"female", "male"}
+
+
+def test_a_finished_run_is_asked_the_same(joined, bare, tmp_path, capsys):
+    folder = shutil.copytree(bare, tmp_path / "run")
+    assert call("after", folder, "--step", "solo") == 0
+    assert section(folder) == section(joined) and "Joining (accuracy):" in capsys.readouterr().out
+    assert (folder / "model.pt").read_bytes() == (joined / "model.pt").read_bytes()
+    for site in SITES:
+        name = f"sites/{site}.solo.pt"
+        assert (folder / name).read_bytes() == (joined / name).read_bytes()
+    assert not list((folder / "sites").glob("*.solo-work.pt")) and call("verify", folder) == 0
+    assert call("after", folder, "--step", "solo", "--set", "alpha=0.2") == 2
+    assert "--set alpha: expected none with --step solo" in capsys.readouterr().err
+
+
+def test_a_finished_run_that_cannot_be_asked_says_what_to_do(bare, tmp_path, capsys, monkeypatch):
+    personal = run(tmp_path / "ditto", "--no-solo", method="ditto")
+    assert call("after", personal, "--step", "solo") == 2
+    assert "ditto: keeps personal models at the sites; run it with --solo" in capsys.readouterr().err
+    monkeypatch.setattr("fairflare.build.after_run.model_hash", lambda model: "other")
+    assert call("after", shutil.copytree(bare, tmp_path / "other"), "--step", "solo") == 2
+    assert "makes another initial model than the run began with; run it with --solo" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -136,3 +136,13 @@ def test_values_are_written_as_on_the_command_line():
         "probe.cka.a": "none",
     }
     assert [as_text(v) for v in (True, 0.1, 1e-7, [1, True], [[1]])] == ["true", "0.1", "1e-07", "1,true", "[[1]]"]
+
+
+def test_a_file_whose_aliases_make_it_long_is_refused_at_once(tmp_path):
+    """Thirty lists of two that are each the one before: 2^30 values in 1 KB."""
+    lists = ["- &a0 [1, 1]", *(f"- &a{k} [*a{k - 1}, *a{k - 1}]" for k in range(1, 30))]
+    with pytest.raises(UserError, match="run.yaml: expected keys and values, got 'a list'"):
+        read_run_file(written(tmp_path, "\n".join(lists) + "\n"))
+    inside = "method: fedavg\nsettings:\n" + "\n".join("  " + line for line in lists) + "\n"
+    with pytest.raises(UserError, match="run.yaml: expected at most"):
+        read_run_file(written(tmp_path, inside))

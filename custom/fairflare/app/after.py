@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare after``: a step after the last round of a run that has ended."""
+"""``fairflare after``: a step after the last round, or what joining gave, of a run that has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.folders import is_run, opened
-from fairflare.build.after_run import step_after
+from fairflare.build.after_run import Ended, benefit_after, step_after
+from fairflare.build.benefit import with_benefit
 from fairflare.build.config import RunConfig, with_step
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import AuditLog
@@ -16,14 +17,17 @@ from fairflare.federation.files import AUDIT, CONFIG, read_json
 from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.report.write import verified_run, write_report
 
+SOLO = "solo"
+"""The step that says what joining gave each site."""
+
 
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
     Args:
         folder: of a run that is complete.
-        step: "recalibrate" or "conformal".
-        values: its settings by name.
+        step: "recalibrate", "conformal", or "solo" for what joining gave.
+        values: its settings by name; "solo" has none.
 
     Raises:
         UserError: there is no such run, it is of other machines, or the step does not fit its task.
@@ -36,18 +40,32 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         run_history, _ = verified_run(folder)
         described = read_json(folder / CONFIG)
         if described.get("env") not in ("local", "sim"):
-            raise UserError(f"{folder}: its sites' data are elsewhere; run it with --set after={step}")
-        config = with_step(RunConfig.from_json(described), step, values)
+            raise UserError(f"{folder}: its sites' data are elsewhere; run it with {_asked_for(step)}")
+        config = _with(RunConfig.from_json(described), step, values)
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
-        found = step_after(config, folder, model, standing.models, standing.declared)
-        AuditLog(folder / AUDIT).append("after", **found, model_sha256=run_history.finish["model_sha256"])
+        ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
+        event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)
+        found = taken(config, folder, ended)
+        AuditLog(folder / AUDIT).append(event, **found, model_sha256=run_history.finish["model_sha256"])
         return write_report(folder)
+
+
+def _with(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
+    if step != SOLO:
+        return with_step(config, step, values)
+    if values:
+        raise UserError(f"--set {next(iter(values))}: expected none with --step solo, which trains as the run did")
+    return with_benefit(config, True)
+
+
+def _asked_for(step: str) -> str:
+    return "--solo" if step == SOLO else f"--set after={step}"
 
 
 def _finish_step(folder: Path) -> None:
     """Write the report of a step that was killed between the log's line and it."""
     entries = AuditLog(folder / AUDIT).entries
-    if [entry["event"] for entry in entries[-1:]] == ["after"]:
+    if [entry["event"] for entry in entries[-1:]] in (["after"], ["benefit"]):
         write_report(folder)

@@ -29,7 +29,7 @@ OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "ta
 """Owners of settings, whose values may stand below them, as in ``config.json``."""
 
 
-OF_A_RUN = frozenset({"env", "kit", "wait", "solo", "pooled", "sim_threads", "workers", "no_cache", "out"})
+OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
 """Keys that say where and how a run takes place; an export of the same file leaves them aside."""
 
 
@@ -126,7 +126,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{where}: {line}{error.problem or 'is no YAML'}") from None
     except (ValueError, yaml.YAMLError, RecursionError, TypeError) as error:
         raise UserError(f"{where}: expected a YAML file ({type(error).__name__})") from None
-    expected(where, isinstance(content, dict), "keys and values", content)
+    is_list = isinstance(content, list)  # it is not shown: its aliases may make a small file long
+    expected(where, isinstance(content, dict), "keys and values", "a list" if is_list else content)
     check_plain(where, content)
     found: dict[str, Any] = content
     return found

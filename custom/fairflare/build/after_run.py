@@ -1,59 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step after the last round of a run that has ended, whose sites' data are on this machine."""
+"""A step after the last round, or what joining gave, of a run that has ended and whose sites' data are here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairflare.build import benefit
 from fairflare.build.after import at_server
 from fairflare.build.clinical import view_of
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.local import SITES, LocalSites
-from fairflare.build.parts import build_parts
+from fairflare.build.parts import Parts, build_parts
 from fairflare.build.secure_sums import server_part
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round, StateDict
 from fairflare.core.versions import all_versions
+from fairflare.federation.aggregation.base import Aggregation
+from fairflare.federation.audit import model_hash
 from fairflare.federation.entries import by_site
 from fairflare.federation.memory import forget
-from fairflare.federation.messages import Instruction
+from fairflare.federation.messages import Instruction, Transport
 from fairflare.federation.preflight import inspect_preflight, refusal
 
 
-def step_after(
-    config: RunConfig, folder: Path, model: StateDict, models: Mapping[str, StateDict], declared: Mapping[str, int]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Ended:
+    """What a run that has ended left.
+
+    Attributes:
+        model: its final model.
+        models: site -> a model of its own, if the rule gave it one.
+        declared: site -> training examples that it declared.
+        first: hash of the model that it began with.
+    """
+
+    model: StateDict
+    models: Mapping[str, StateDict]
+    declared: Mapping[str, int]
+    first: str = ""
+
+
+def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
     """What the log says of the step that ``config`` names; the sites keep what they fit in ``folder``.
 
     Args:
         config: of the run, with the step.
         folder: the run's.
-        model: its final model.
-        models: site -> a model of its own, if the rule gave it one.
-        declared: site -> training examples that it declared.
+        ended: what it left.
 
     Raises:
         UserError: the sites have personal models, which are theirs and not in the folder's model.
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config, at_site=True)
-    if parts.has_personal:
-        raise UserError(f"{config.method}: keeps personal models at the sites; run it with --set after={config.after}")
     after = at_server(config, parts, view_of(config, parts))
     assert after is not None  # the configuration names one
+    with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
+        own = _in_use(parts, ended, transport.sites())
+        found, rejections = after.run(transport, aggregation, own, _last(config), ended.declared)
+    return {**found, "rejected": by_site(rejections)}
+
+
+def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
+    """What the log says of what joining gave each site, which trains alone now; its model stays in ``folder``.
+
+    Args:
+        config: of the run, with ``solo``.
+        folder: the run's.
+        ended: what it left.
+
+    Raises:
+        UserError: the sites have personal models, or this machine makes another initial model than the run's.
+        RunFailed: a site's data have errors.
+    """
+    parts = build_parts(config)
+    question = benefit.at_server(config, parts)
+    assert question is not None  # the configuration asks
+    if model_hash(parts.model) != ended.first:
+        raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")
+    first = {key: value.clone() for key, value in parts.model.items()}
+    with _sites_of(config, folder, parts, ended, "--solo") as (transport, _):
+        training = [site for site in transport.sites() if site != config.leave_out]
+        own = _in_use(parts, ended, training)
+        found, rejections = question.run(transport, first, own, _last(config), ended.declared)
+    return {**found, "rejected": by_site(rejections)}
+
+
+@contextlib.contextmanager
+def _sites_of(
+    config: RunConfig, folder: Path, parts: Parts, ended: Ended, instead: str
+) -> Iterator[tuple[Transport, Aggregation]]:
+    """The run's sites, which have passed preflight anew and forget afterwards what they were asked."""
+    if parts.has_personal:
+        raise UserError(f"{config.method}: keeps personal models at the sites; run it with {instead}")
     parts.task.check_data()
-    last = Round(config.training["rounds"], config.training["rounds"])
     forget(folder / SITES, site_of_client(config, parts.task))  # whose folder it is may take any number of steps
     with LocalSites(config, folder, parts) as sites:
         aggregation = server_part(config, parts, sites.at_server)
-        asked = {site: Instruction("preflight", last, {}) for site in sites.transport.sites()}
+        asked = {site: Instruction("preflight", _last(config), {}) for site in sites.transport.sites()}
         answers = list(sites.transport.exchange(asked))
-        statements, refused = inspect_preflight(answers, all_versions(), declared, config.accept)
+        statements, refused = inspect_preflight(answers, all_versions(), ended.declared, config.accept)
         if reason := refusal(statements, refused + aggregation.learn(answers)):
             raise RunFailed(reason)
-        own = {site: models.get(site, model) if parts.rule.counts_own else model for site in asked}
-        found, rejections = after.run(sites.transport, aggregation, own, last, declared)
+        yield sites.transport, aggregation
     forget(folder / SITES, asked)
-    return {**found, "rejected": by_site(rejections)}
+
+
+def _in_use(parts: Parts, ended: Ended, sites: list[str]) -> dict[str, StateDict]:
+    """Site -> the model that it uses."""
+    own = ended.models if parts.rule.counts_own else {}
+    return {site: own.get(site, ended.model) for site in sites}
+
+
+def _last(config: RunConfig) -> Round:
+    return Round(config.training["rounds"], config.training["rounds"])

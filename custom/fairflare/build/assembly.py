@@ -170,16 +170,18 @@ def allowed(parts: Parts, secure_sum: str) -> Egress:
     )
 
 
-def leaves(config: RunConfig, parts: Parts, min_count: int | None) -> Egress:
+def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
     """What may leave a site in this run, in its rounds and after them.
 
     Args:
         config: the run.
         parts: its objects.
         min_count: the fewest patients whose numbers leave; None: none do.
+        own: the site's own configuration.
     """
     egress = after.may_leave(config, parts, allowed(parts, config.secure_sum))
-    return clinical.may_leave(config, parts, benefit.may_leave(config, parts, egress), min_count)
+    least = min_count if own is None or own.clinical else None
+    return clinical.may_leave(config, parts, benefit.may_leave(config, parts, egress), least)
 
 
 def scorer(parts: Parts, batch_size: int) -> Score:
@@ -269,8 +271,8 @@ def build_site(
         groups=parts.grouping.names,
         min_count=min_count,
         memory=kept,
-        egress=leaves(config, parts, min_count),
-        clinical=clinical.at_site(config, parts, min_count, name),
+        egress=leaves(config, parts, min_count, own),
+        clinical=clinical.at_site(config, parts, min_count, name) if own is None or own.clinical else None,
         after=after.at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit.at_site(config, parts, memory),

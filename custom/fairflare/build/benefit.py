@@ -15,6 +15,7 @@ from fairflare.core.types import Number
 from fairflare.federation.benefit.alone import SHARE, Alone
 from fairflare.federation.benefit.measured import reports
 from fairflare.federation.benefit.server import Benefit
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.trainers.base import Trainer
@@ -56,8 +57,8 @@ def at_server(config: RunConfig, parts: Parts) -> Benefit | None:
     """The server's side; None where the run does not ask."""
     if not config.solo:
         return None
-    task = parts.task
-    return Benefit(_reports(parts), trains_alone(config.trainer), task.measures, task.group_measures)
+    task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
+    return Benefit(_reports(parts), trains_alone(config.trainer), task.measures, task.group_measures, ends)
 
 
 def at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alone | None:

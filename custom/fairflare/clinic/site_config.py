@@ -38,6 +38,7 @@ class SiteConfig:
         cache_rate: share of the images that stay in memory once read, in [0, 1].
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         secure_sum: True takes part in jobs with secure sums only.
+        clinical: whether it says how well calibrated the model is that it uses, and what its decisions are.
         links: whether a symbolic link below ``data_root`` may lead out of it; no path of the datalist may.
         layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
         compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
@@ -53,6 +54,7 @@ class SiteConfig:
     cache_rate: Annotated[float, Range(0, 1)] = 1.0
     min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
     secure_sum: bool = False
+    clinical: bool = True
     links: bool = False
     layout: Layout = "auto"
     compiler: Compiler = "none"

@@ -80,9 +80,11 @@ class ClinicalAtSite:
         if self.min_count is None or cases.n < self._least or not cases.finite or not np.isfinite(risks).all():
             return {}
         everyone, ones = np.ones(cases.n, dtype=bool), outcomes == 1
-        flags = risks >= threshold
+        flags, was = risks >= threshold, before >= self.view.threshold
+        moved = [side & kind for side in (flags & ~was, was & ~flags) for kind in (ones, ~ones)]
+        apart = not any(part.any() for part in moved) or self._apart(before, outcomes, flags, moved)
         found: Numbers = {}
-        for where, chosen, means, classes, decided in self._free(cases, ones, flags):
+        for where, chosen, means, classes, decided in self._free(cases, ones, flags, moved, apart):
             if not means:
                 continue
             label = f"/{where}" if where else ""
@@ -104,23 +106,53 @@ class ClinicalAtSite:
             return maths.merged(before, outcomes, self._least)
         return maths.merged_beside(before, outcomes, self._least, flags)
 
-    def _free(self, cases: Cases, ones: Chosen, flags: Chosen) -> list[tuple[str, Chosen | None, bool, bool, bool]]:
-        """Name and patients of all and of each cell, and whether their means, classes and decisions may leave."""
+    def _apart(self, before: Array, outcomes: Array, flags: Chosen, moved: Sequence[Chosen]) -> bool:
+        """Whether decisions after a step tell of no few patients, beside those before it and what bins hold.
+
+        Args:
+            before: risks that the bins are of.
+            outcomes: what came true.
+            flags: the decisions after the step.
+            moved: patients of one outcome who crossed the threshold one way.
+        """
+        bins = np.searchsorted(self._starts(before, outcomes), maths.cell_of(before), side="right")
+        parts = [(bins == place) & (outcomes == of) for place in np.unique(bins) for of in (0, 1)]
+        decided = [part & side for part in parts for side in (flags, ~flags)]
+        return all(self._none_or_enough(part) for part in (*moved, *decided))
+
+    def _none_or_enough(self, chosen: Chosen) -> bool:
+        return not 0 < int(chosen.sum()) < self._least
+
+    def _free(
+        self, cases: Cases, ones: Chosen, flags: Chosen, moved: Sequence[Chosen], apart: bool
+    ) -> list[tuple[str, Chosen | None, bool, bool, bool]]:
+        """Name and patients of all and of each cell, and whether their means, classes and decisions may leave.
+
+        Args:
+            cases: of the split.
+            ones: those that it came true of.
+            flags: those whose risk is at least the threshold.
+            moved: those who crossed it by a step, by way and outcome.
+            apart: whether decisions about all may leave beside those before the step.
+        """
         everyone = np.ones(cases.n, dtype=bool)
         sides = [(everyone,), (ones, ~ones), (flags, ~flags)]
         enough = [all(int(side.sum()) >= self._least for side in pair) for pair in sides]
-        found: list[tuple[str, Chosen | None, bool, bool, bool]] = [("", None, enough[0], enough[1], all(enough))]
+        decisions = all(enough) and apart
+        found: list[tuple[str, Chosen | None, bool, bool, bool]] = [("", None, enough[0], enough[1], decisions)]
         members = cases.members.numpy()
         rows = [members == g for g in range(len(self.view.of_group))]
         if not rows:
             return found
         verdicts = [np.all([self._cells_free(rows, side) for side in pair], axis=0) for pair in sides]
+        crossed = np.all([self._cells_free(rows, part) for part in moved], axis=0)
         for cell, name in enumerate(self.view.cells):
             chosen = np.isin(members, [g for g, of in enumerate(self.view.of_group) if of == cell])
             sizes = [int((chosen & side).sum()) for side in (ones, ~ones, flags, ~flags)]
             means = bool(verdicts[0][cell]) and int(chosen.sum()) >= self._least
             classes = means and enough[1] and bool(verdicts[1][cell]) and min(sizes[:2]) >= self._least
-            decided = classes and enough[2] and bool(verdicts[2][cell]) and min(sizes) >= self._least
+            decided = classes and decisions and bool(verdicts[2][cell]) and min(sizes) >= self._least
+            decided = decided and bool(crossed[cell]) and all(self._none_or_enough(chosen & part) for part in moved)
             found.append((name, chosen, means, classes, decided))
         return found
 

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round's training exchange ends before every site that was asked has answered."""
+"""When an exchange in which sites train ends before every site that was asked has answered."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairflare.federation.messages import Answer
+
+ENDED = ("train", "benefit")
+"""The exchanges that end as the run says."""
+ALONE = "solo"
+"""That in which each site trains alone for as long as all rounds take."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,17 @@ class EarlyEnd:
             "sites are left out of it: these are no random choice, and the model may serve them less well (in process "
             "every site answers)"
         )
+
+    def of(self, task: str, rounds: int) -> EarlyEnd:
+        """The rule of one exchange: every site is waited for where none trains.
+
+        Args:
+            task: its name; what joining gives is asked for as a round is.
+            rounds: T. A site that trains alone for so many is given as often the grace of one.
+        """
+        if task == ALONE:
+            return replace(self, grace=self.grace * rounds)
+        return self if task in ENDED else EarlyEnd()
 
     def needed(self, asked: int) -> int:
         """How many answers end an exchange of so many sites, at most ``asked``."""

@@ -177,7 +177,7 @@ class FairController(ModelController):
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.
 
-        A preflight of absent sites beside other tasks is not waited for, nor is a site that is late to train
+        A preflight of absent sites beside other tasks is not waited for, nor is a site that is late to train, alone too
         (``EarlyEnd``, over all groups); FLARE drops later answers with the task.
         """
         self._inbox = []
@@ -185,9 +185,9 @@ class FairController(ModelController):
             self._arrivals = self._until_end.enter_context(offloaded(self.engine, Path(self.get_run_dir())))
         awaited = {site for site, one in instructions.items() if one.task != INVITATION}
         inviting = 0 < len(awaited) < len(instructions)
-        training = any(one.task == "train" for one in instructions.values())
-        ending = Ending(self._early_end if training else EarlyEnd(), awaited, time.monotonic)
-        may_end = inviting or (training and self._early_end.min_responses is not None)
+        rule = self._ending(instructions)
+        ending = Ending(rule, awaited, time.monotonic)
+        may_end = inviting or rule.min_responses is not None
         for instruction, targets in _groups(instructions):
             self.broadcast_model(
                 data=instruction_to_model(instruction),
@@ -214,6 +214,11 @@ class FairController(ModelController):
         if large:
             cleanup_memory()  # what the transport's threads have freed makes room for the next model
         yield from self._inbox
+
+    def _ending(self, instructions: Mapping[str, Instruction]) -> EarlyEnd:
+        """The rule by which this exchange ends."""
+        rules = [self._early_end.of(one.task, one.round.total) for one in instructions.values()]
+        return next((rule for rule in rules if rule.min_responses is not None), EarlyEnd())
 
     def _end_tasks(self) -> None:
         """Nothing of this exchange stands when the next one begins."""

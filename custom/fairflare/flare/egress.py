@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.dxo import DXO, MetaKey, from_shareable
@@ -18,6 +19,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.build.assembly import leaves
 from fairflare.build.parts import build_parts
+from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
 from fairflare.flare import wire
 from fairflare.flare.places import job_config, vouch_for_code
 from fairflare.flare.tracking import tell_receivers_here
@@ -82,7 +84,9 @@ class EgressFilter(DXOFilter):
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
             parts = build_parts(config, at_site=True)
-            self._egress = leaves(config, parts, config.min_count)
+            own = _own(fl_ctx)
+            least = stricter(own.min_count, config.min_count) if own else config.min_count
+            self._egress = leaves(config, parts, least, own)
         metrics = {} if model.metrics == ANSWERED else model.metrics or {}
         found = dataclasses.replace(
             answer_from_model(model, site=""),
@@ -119,6 +123,13 @@ class EgressFilter(DXOFilter):
     def _refused(self, reason: str, fl_ctx: FLContext) -> Shareable:
         self.log_error(fl_ctx, f"egress refused: {reason}")
         return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR, {ERROR_HEADER: f"egress: {reason}"})
+
+
+def _own(fl_ctx: FLContext) -> SiteConfig | None:
+    """The configuration of the site that an answer leaves; None where it has none."""
+    engine = fl_ctx.get_engine()
+    local = Path(engine.get_workspace().get_site_config_dir()) if engine is not None else None
+    return find_site_config(local, fl_ctx.get_identity_name() or "")
 
 
 def _error_alone(code: str, text: Any) -> Shareable:

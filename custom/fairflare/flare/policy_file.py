@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairflare.build import tasks
 from fairflare.build.after import NO_STEP
+from fairflare.build.clinical import event_of
 from fairflare.build.config import RunConfig
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
@@ -35,6 +37,8 @@ class Policy:
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
             "conformal", and "solo" for what joining gives; None: all.
+        thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
+            since two that lie close tell of the few between; None: all.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -46,6 +50,7 @@ class Policy:
     min_count: int | None = None
     secure_sum: bool = False
     after: tuple[str, ...] | None = None
+    thresholds: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
     classes: tuple[str, ...] = ()
 
@@ -65,6 +70,17 @@ class Policy:
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
             raise UserError("solo: expected false, for this site does not say what joining gives it")
+        if self.thresholds is not None:
+            self._check_threshold(config)
+
+    def _check_threshold(self, config: RunConfig) -> None:
+        task = tasks.load(config.task, config.preset, **config.options)
+        if event_of(task) is None:
+            return
+        chosen = task.threshold if config.threshold is None else config.threshold
+        if chosen not in (self.thresholds or ()):
+            known = ", ".join(f"{value:g}" for value in self.thresholds or ()) or "none"
+            raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
 
 
 def read_policy(local: Path, name: str = "") -> Policy:
@@ -95,6 +111,9 @@ def _checked(content: Mapping[Any, Any]) -> dict[str, Any]:
             raise UserError(f"{HERE}: {unlisted('key', key, known)}")
         if key in ("allow_code", "secure_sum"):
             fits, expected = type(value) is bool, "true or false"
+        elif key == "thresholds":
+            fits, expected = _are_shares(value), "a list of numbers between 0 and 1"
+            value = tuple(float(one) for one in value) if fits else value
         elif key in ("max_rounds", "min_count"):
             fits, expected = type(value) is int and value >= 0, "a whole number"
         else:
@@ -104,3 +123,7 @@ def _checked(content: Mapping[Any, Any]) -> dict[str, Any]:
             raise UserError(f"{HERE}: {key}: expected {expected}")
         taken[key] = value
     return taken
+
+
+def _are_shares(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) in (int, float) and 0 < one < 1 for one in value)

@@ -25,7 +25,7 @@ from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
 from fairflare.federation.site import Site
 from fairflare.flare import script_side
 from fairflare.flare.wire import answer_from_model, instruction_to_model
-from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES
+from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES, SEEN
 from fairflare.privacy.egress import EgressRefused
 
 
@@ -90,14 +90,20 @@ class ScriptRunner:
         if found.get_return_code() not in (None, ReturnCode.OK):
             raise ScriptFailed(f"the script gave no answer to {instruction.task}: {found.get_return_code()}")
         answer = answer_from_model(FLModelUtils.from_shareable(found), site=self._site.name)
-        refuse_small_groups(answer.scalars, self._min_count)
+        refuse_small_groups(answer.scalars, self._min_count, answer.n_examples)
         return answer if answer.update is not None else dataclasses.replace(answer, update_kind="diff")
 
 
-def refuse_small_groups(scalars: Any, min_count: int | None) -> None:
+def refuse_small_groups(scalars: Any, min_count: int | None, total: Any = None) -> None:
     """Raise EgressRefused where a script reports numbers of a group below ``min_count``, or of unknown size.
 
-    Of FairFed's counts a group's positives and negatives each have to be so many, or none.
+    Of FairFed's counts a group's positives and negatives each have to be so many, or none. Those in no group that it
+    reports have to be so many, or none, too: how many these are follows from the total.
+
+    Args:
+        scalars: what it reports.
+        min_count: the site's minimum; None: no group's numbers leave.
+        total: examples that the groups of a loss are of.
     """
     if not isinstance(scalars, dict):
         return
@@ -109,6 +115,11 @@ def refuse_small_groups(scalars: Any, min_count: int | None) -> None:
             known = all(isinstance(count, (int, float)) for count in counts)
             if min_count is None or not known or not _enough(counts, min_count):
                 raise EgressRefused(f"scalar {name}: of a group below min_count or of unknown size")
+    for whole, families in ((total, (GROUP_COUNT,)), (scalars.get(SEEN), (POSITIVES, NEGATIVES))):
+        sizes = [n for name, n in scalars.items() if str(name).partition("/")[0] in families and "/" in str(name)]
+        rest = whole - sum(sizes) if sizes and isinstance(whole, (int, float)) else 0
+        if 0 < rest < (min_count or 0):
+            raise EgressRefused(f"scalar {families[0]}: leaves fewer examples than min_count in the other groups")
 
 
 def _enough(counts: Sequence[Any], least: int) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @config_options
 @click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and says what joining gives it.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @force_option
@@ -26,6 +27,7 @@ def export(
     config: RunConfig,
     out: Path,
     name: str | None,
+    solo: bool | None,
     simulation: bool,
     preinstalled: bool,
     force: bool,
@@ -36,6 +38,8 @@ def export(
     """
     from fairflare.app import console
     from fairflare.app.job_folders import export_job
+    from fairflare.build.benefit import with_benefit
 
+    config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

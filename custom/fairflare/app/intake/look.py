@@ -44,7 +44,7 @@ def look(root: Path, chosen: Choices) -> Proposal:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
-    notes = found.notes
+    notes = found.notes + _linked(files.root)
     if files.others:
         notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
     if files.dead:
@@ -57,6 +57,16 @@ def look(root: Path, chosen: Choices) -> Proposal:
             pixels(root, image)
     used = {path for one in divided.examples for path in (one.image, one.label)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+
+
+def _linked(root: Path) -> tuple[str, ...]:
+    """What to say of lists and tables whose content comes from outside of ``root``, by a symbolic link."""
+    home, read = root.resolve(), list(lists_in(root).values()) or tables_in(root)
+    out = [path.relative_to(root).as_posix() for path in read if not path.resolve().is_relative_to(home)]
+    if not out:
+        return ()
+    which = f"{len(out)} of {len(read)} lists or tables are symbolic links out of {root}, e.g. {out[0]}"
+    return (f"{which}: what they hold is copied into the folder",)
 
 
 def _found(files: Files, chosen: Choices) -> Found:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +20,12 @@ from fairflare.core.errors import DataError
 
 LOW, HIGH = 0.5, 99.5
 """Percentiles that images without a natural range (NIfTI, DICOM) are scaled between."""
+DICOM = (".dcm", ".dicom", "")
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
 NATURAL = (".png", ".jpg", ".jpeg")
+MOST_PIXELS = 2 * 10**8
+"""Of a file, by its header: a small archive may say that it holds more than there is memory. PIL has a bound of its own."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +171,27 @@ def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def _read(source: Path) -> Any:
+    suffix = source.suffix.lower()
     try:
-        return _loader(source.suffix.lower())(source)
+        if suffix not in NATURAL and _told(source, suffix) > MOST_PIXELS:
+            raise ValueError
+        return _loader(suffix)(source)
     except Exception as error:  # readers raise whatever their libraries do
         text = f"{source.name}: cannot be read as an image ({type(error).__name__})"
         raise DataError("unreadable", text) from None
+
+
+def _told(source: Path, suffix: str) -> int:
+    """How many numbers a NIfTI or DICOM file holds as its header says; nothing of them is read."""
+    if suffix in DICOM:
+        from pydicom import dcmread
+
+        tags = ["Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"]
+        header = dcmread(source, stop_before_pixels=True, specific_tags=tags)
+        return math.prod(int(header.get(tag) or 1) for tag in tags)
+    import nibabel
+
+    return math.prod(nibabel.load(source).shape)
 
 
 def _named(source: Path | np.ndarray) -> str:
@@ -191,7 +211,7 @@ def _loader(suffix: str) -> Any:
     warnings.filterwarnings("ignore", message="(NvImgCodec)?PydicomReader")
     if suffix in NATURAL:
         reader: Any = PILReader(reverse_indexing=False)
-    elif suffix in (".dcm", ".dicom", ""):
+    elif suffix in DICOM:
         reader = PydicomReader(swap_ij=False)
     else:
         reader = NibabelReader()

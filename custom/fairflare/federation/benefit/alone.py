@@ -21,6 +21,8 @@ from fairflare.trainers.base import Trainer
 
 SHARE = 0.5
 """Of the time that a site has for one task."""
+KEPT_AFTER = 60.0
+"""Seconds of training after which a site writes down how far it is: a kill or a withdrawn task costs no more."""
 
 
 @dataclass
@@ -49,13 +51,17 @@ class Alone:
             first: w^0, which every call brings.
             train: does a round of plain training, with ``trainer`` and ``memory``.
         """
-        began = time.monotonic()
+        began = kept = time.monotonic()
         self._begin(first)
+        before = self.done
         while self.done < self.rounds:
             self._round(train)
-            spent = time.monotonic() - began
-            if spent + spent / max(self.done, 1) > self.seconds:
+            now = time.monotonic()
+            if now - began + (now - began) / (self.done - before) > self.seconds:
                 break
+            if now - kept > KEPT_AFTER:
+                self._save()
+                kept = now
         self._save()
         return self.done
 

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.federation.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
 from fairflare.federation.checks import Refused, Rejection, check_tag, first_good, left_out, silent
+from fairflare.federation.early_end import EarlyEnd
 from fairflare.federation.field_checks import checked_numbers
 from fairflare.federation.messages import Transport
+from fairflare.federation.participation import LATE
 
 TIMES = 10
 """So many times the training examples that it declared a site may have test cases."""
@@ -27,12 +29,14 @@ class Benefit:
         trainer: id of the trainer with which sites train alone.
         metrics: those of the task, the headline first.
         group_metrics: those that groups have too.
+        early_end: when the transport ends an exchange; who is missing then is late.
     """
 
     numbers: tuple[Number, ...]
     trainer: str
     metrics: tuple[str, ...] = ()
     group_metrics: tuple[str, ...] = ()
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
     def run(
         self,
@@ -63,7 +67,7 @@ class Benefit:
         about = {"metrics": list(self.metrics), "group_metrics": list(self.group_metrics)}
         content = {"trainer": self.trainer, "draws": DRAWS, "level": LEVEL, **about}
         sites = {site: found[site] for site in sorted(found)}
-        return {**content, "sites": sites}, rejections + left_out(refused, found) + silent(asked, answers)
+        return {**content, "sites": sites}, rejections + left_out(refused, found) + self._missing(asked, answers, round)
 
     def _trained(
         self, transport: Transport, first: StateDict, sites: Sequence[str], round: Round
@@ -74,7 +78,7 @@ class Benefit:
             asked = {site: Instruction("solo", round, first) for site in waiting}
             answers = list(transport.exchange(asked))
             found, refused, _ = first_good(answers, lambda answer: self._checked(answer, round, MOST_EXAMPLES))
-            rejections += left_out(refused, found) + silent(asked, answers)
+            rejections += left_out(refused, found) + self._missing(asked, answers, round)
             rounds = {site: numbers.get(ROUNDS, 0.0) for site, numbers in found.items()}
             stuck = [site for site in sorted(rounds) if rounds[site] <= done[site]]
             rejections += [Rejection(site, "no_progress", "trains alone and gets no further") for site in stuck]
@@ -82,6 +86,14 @@ class Benefit:
             waiting = [site for site in sorted(rounds) if site not in stuck and rounds[site] < round.total]
         left = {rejection.site for rejection in rejections}
         return [site for site in sorted(sites) if site not in left], rejections
+
+    def _missing(self, asked: Mapping[str, Instruction], answers: Sequence[Answer], round: Round) -> list[Rejection]:
+        """The rejections of sites of which nothing came: late where the exchange ended without them."""
+        rules = {one.task: self.early_end.of(one.task, round.total) for one in asked.values()}
+        late = {site for rule in rules.values() for site in rule.late(asked, answers)}
+        ended = f"the question ended with the answers of {len(asked) - len(late)} of {len(asked)} sites"
+        missing = silent(asked, answers)
+        return [Rejection(one.site, LATE, ended) if one.site in late else one for one in missing]
 
     def _checked(self, answer: Answer, round: Round, most: int) -> dict[str, float]:
         check_tag(answer, round.number)
