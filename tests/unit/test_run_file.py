@@ -7,7 +7,7 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.app.commands.run import run
-from fairflare.app.run_file import as_text, flat_settings, with_file
+from fairflare.app.run_file import as_text, flat_settings, read_run_file, with_file
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
 from fairflare.federation.audit import verify

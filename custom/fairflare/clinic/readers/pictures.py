@@ -25,7 +25,7 @@ COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
 NATURAL = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 2 * 10**8
-"""Of a file, by its header: a small archive may say that it holds more than there is memory. PIL has a bound of its own."""
+"""Of a file, by its header: a small archive may say that it holds more than there is memory. PIL has its own bound."""
 
 
 @dataclass(frozen=True)
