@@ -191,7 +191,7 @@ def _told(source: Path, suffix: str) -> int:
         return math.prod(int(header.get(tag) or 1) for tag in tags)
     import nibabel
 
-    return math.prod(nibabel.load(source).shape)
+    return math.prod(getattr(nibabel.load(source), "shape", ()))
 
 
 def _named(source: Path | np.ndarray) -> str:
