@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from fairflare.build.assembly import build_site, scorer, site_names
+from fairflare.build.assembly import build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
+from fairflare.build.scored import scorer
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, Reply, Round
 from fairflare.federation.evaluation import predict

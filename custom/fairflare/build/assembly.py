@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fairflare.build import after, benefit, clinical, tasks
 from fairflare.build.about import about
@@ -21,8 +20,8 @@ from fairflare.build.config_checks import refuse_pooling
 from fairflare.build.initial import keep
 from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts
+from fairflare.build.scored import is_scored, scorer
 from fairflare.build.secure_sums import server_part, site_part, summed
-from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.described import described
 from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
@@ -34,19 +33,19 @@ from fairflare.core import registry
 from fairflare.core.errors import DataError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
-from fairflare.core.types import Batch, SiteData, StateDict, Training
+from fairflare.core.types import SiteData, Training
 from fairflare.core.versions import versions
 from fairflare.federation.asked import Asked, asked_file
 from fairflare.federation.audit import AuditLog
 from fairflare.federation.best import NO_CHOICE, Choice
+from fairflare.federation.clinical import View
 from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.evaluation import finite, predict
 from fairflare.federation.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.federation.gate import Gate
 from fairflare.federation.loop import Federation, Observer
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.messages import Transport
-from fairflare.federation.scoring import LAST, Beside, Score
+from fairflare.federation.scoring import LAST, Beside
 from fairflare.federation.site import Site
 from fairflare.federation.state import save_json
 from fairflare.privacy.egress import Egress
@@ -70,42 +69,22 @@ def build_federation(
         refuse_pooling(parts.selector, f"a FLARE job ({env})")
     if not _has_begun(folder):
         save_config(config, parts, folder, env)
-    header = {
-        "method": config.method,
-        "task": f"{config.task}:{config.preset}",
-        "seed": config.seed,
-        "config_sha256": config.sha256(),
-        "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
-        "versions": versions(),
-    }
-    numbers, view = parts.scalars(anchored=False), clinical.view_of(config, parts)
-    gate = Gate(
-        trainable=parts.trainable,
-        scalars=numbers,
-        wanted=tuple(name for name in parts.rule.wanted if name in {number.name for number in numbers}),
-        tensors=parts.sent_tensors,
-        anchored=parts.scalars(anchored=True),
-        max_norm_ratio=config.max_norm_ratio,
-        metrics=parts.metrics,
-        personal=parts.personal,
-        personal_results=parts.has_personal,
-        view=view,
-    )
+    view = clinical.view_of(config, parts)
     return Federation(
         rule=parts.rule,
         aggregation=server_part(config, parts, credentials or Credentials()),
-        gate=gate,
+        gate=_gate(config, parts, view),
         transport=transport,
         rounds=config.training["rounds"],
         lr=config.training["lr"],
         min_sites=config.min_sites,
         folder=folder,
-        header=header,
+        header=_header(config, folder),
         observers=observers,
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"]) if _is_scored(parts) else None,
+        score=scorer(parts, config.training["batch_size"]) if is_scored(parts) else None,
         scored_rounds=LAST if parts.task.table_sets() else 1,
         beside=BESIDE[env],
         selector=parts.selector,
@@ -119,14 +98,38 @@ def build_federation(
     )
 
 
+def _header(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """What the log's first line says of the run."""
+    return {
+        "method": config.method,
+        "task": f"{config.task}:{config.preset}",
+        "seed": config.seed,
+        "config_sha256": config.sha256(),
+        "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
+        "versions": versions(),
+    }
+
+
+def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
+    """The check of what sites answer, by what the method's parts declare."""
+    numbers = parts.scalars(anchored=False)
+    return Gate(
+        trainable=parts.trainable,
+        scalars=numbers,
+        wanted=tuple(name for name in parts.rule.wanted if name in {number.name for number in numbers}),
+        tensors=parts.sent_tensors,
+        anchored=parts.scalars(anchored=True),
+        max_norm_ratio=config.max_norm_ratio,
+        metrics=parts.metrics,
+        personal=parts.personal,
+        personal_results=parts.has_personal,
+        view=view,
+    )
+
+
 def choice_of(config: RunConfig, headline: str) -> Choice:
     """How the run chooses its best model."""
     return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites)
-
-
-def _is_scored(parts: Parts) -> bool:
-    """Whether there are shared test sets, and one model that the sites use."""
-    return parts.task.has_test_sets and not parts.counts_own
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
@@ -184,41 +187,6 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
     return clinical.may_leave(config, parts, benefit.may_leave(config, parts, egress), least)
 
 
-def scorer(parts: Parts, batch_size: int) -> Score:
-    """Scores models on the task's shared test sets, which are built at the first call and kept.
-
-    A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
-    """
-    # Without the initial model, which nobody needs once the run has begun.
-    task, network, shared = parts.task, parts.network, parts.trainer.shared_batches
-    found: list[TestSet] = []
-    tabled = set(task.table_sets().values())
-
-    def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
-        found.extend(() if found else task.test_sets())
-        device = default_device()
-        network.to(device).load_state_dict(model)
-        del model  # as large as the network
-        return {
-            test.name: {
-                "corrupted": test.corrupted,
-                "n": len(test.targets),
-                "metrics": _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch),
-            }
-            for test in found
-            if final or test.name in tabled
-        }
-
-    return score
-
-
-def _scored(
-    task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
-) -> dict[str, float]:
-    found = predict(network, batches, device, task.condense, before_batch)
-    return finite(task.evaluate(*found[:2]))
-
-
 def build_site(
     config: RunConfig,
     parts: Parts,
@@ -242,18 +210,9 @@ def build_site(
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
         raise DataError("site", f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
-    training = part(Training, config.training)
-    if own and own.batch_size:
-        training = dataclasses.replace(training, batch_size=own.batch_size)
+    training = _training(config, own)
     execution = _execution(own, training, place=list(known).index(name) if name in known and not local else 0)
     min_count = stricter(own.min_count, config.min_count) if own else config.min_count
-
-    def look() -> tuple[list[Finding], SiteData | None]:
-        found, data = preflight(
-            parts.task, known.get(name, name), own, parts.grouping, min_count, parts.needs, config.accept
-        )
-        return found, data.on(execution.device) if data is not None else None
-
     if own and own.secure_sum and config.secure_sum == NONE:
         raise DataError("secure_sum", f"site {name}: takes part in jobs with secure_sum only")
     kept = SiteMemory(memory)
@@ -278,12 +237,26 @@ def build_site(
         alone=benefit.at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
         trivial=partial(trivial_results, parts.task, min_count=min_count if config.secure_sum == NONE else None),
-        look=look,
+        look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         describe=described,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
     )
+
+
+def _training(config: RunConfig, own: SiteConfig | None) -> Training:
+    """The job's local training, with the site's own batch size if it has one."""
+    training: Training = part(Training, config.training)
+    return dataclasses.replace(training, batch_size=own.batch_size) if own and own.batch_size else training
+
+
+def _look(
+    config: RunConfig, parts: Parts, site: str, own: SiteConfig | None, min_count: int | None, device: torch.device
+) -> tuple[list[Finding], SiteData | None]:
+    """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
+    found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
+    return found, data.on(device) if data is not None else None
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
