@@ -97,11 +97,6 @@ force_option = click.option("--force", is_flag=True, help="Replace --out if it h
 out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
 
 
-def with_accepted(pairs: tuple[str, ...], accept: tuple[str, ...]) -> tuple[str, ...]:
-    """The ``--set`` pairs with those of ``--accept`` as one more."""
-    return (*pairs, f"accept={','.join(accept)}") if accept else pairs
-
-
 def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     """Whether simulated data that were rendered before are used again, and new ones kept."""
 
@@ -227,13 +222,38 @@ def say_reasons(config: RunConfig) -> None:
         console.note(line)
 
 
+def choices_options(command: Callable[..., None]) -> Callable[..., None]:
+    """On what METHOD is run, and how: the command gets ``task``, and ``choices`` as ``make_config`` takes them."""
+
+    @task_option
+    @rounds_option
+    @sites_option
+    @parts_option
+    @set_option
+    @accept_option
+    @weights_option
+    @functools.wraps(command)
+    def with_choices(
+        *,
+        rounds: int | None,
+        sites: int | None,
+        pairs: tuple[str, ...],
+        accept: tuple[str, ...],
+        init_from: str | None,
+        **others: Any,
+    ) -> None:
+        pairs = (*pairs, f"accept={','.join(accept)}") if accept else pairs
+        choices = {"rounds": rounds, "sites": sites, "values": parse_pairs(pairs, init_from)}
+        command(choices=choices, **others)
+
+    return with_choices
+
+
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """METHOD and everything that makes one run of it; the command gets them as ``config``."""
 
     @click.argument("method")
-    @task_option
-    @rounds_option
-    @sites_option
+    @choices_options
     @click.option(
         "--seed",
         type=int,
@@ -241,27 +261,11 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="Seeds the initial model and all local work; the data have --set data_seed=N.",
     )
-    @parts_option
-    @set_option
-    @accept_option
-    @weights_option
     @functools.wraps(command)
-    def with_config(
-        *,
-        method: str,
-        task: str,
-        rounds: int | None,
-        sites: int | None,
-        seed: int,
-        pairs: tuple[str, ...],
-        accept: tuple[str, ...],
-        init_from: str | None,
-        **others: Any,
-    ) -> None:
+    def with_config(*, method: str, task: str, seed: int, choices: dict[str, Any], **others: Any) -> None:
         from fairflare.build.config import make_config
 
-        values = parse_pairs(with_accepted(pairs, accept), init_from)
-        config = make_config(method, task, rounds=rounds, sites=sites, seed=seed, values=values)
+        config = make_config(method, task, seed=seed, **choices)
         say_reasons(config)
         command(config=config, **others)
 

@@ -20,7 +20,7 @@ from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.paper_plan import Choices, Place, Plan
 from fairflare.app.parallel import budget, run_all
 from fairflare.app.runs import run_once
-from fairflare.app.second_look import dealt, parse_options
+from fairflare.app.second_look import on_mixture, parse_options
 from fairflare.app.times import PAPERS, remember, speed_of
 from fairflare.build.config import RunConfig
 from fairflare.core.versions import all_versions
@@ -184,7 +184,7 @@ def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     }
     report = read_json(folder / REPORT)
     higher = bool(report["detail"]["higher_is_better"])
-    elsewhere = {one: dealt(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
+    elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
     return Run(report, scores, elsewhere)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison learns from the final models once more: resampled test patients, and other mixtures of them.
+"""A comparison's final models evaluated again: on resampled test patients, and on other mixtures of them.
 
-Both look at outcomes of single patients, which is possible where a comparison runs: all its data are on this machine.
-Nothing of them is kept but intervals and means. A method whose results are those of the sites' own models has none of
-it: these models stay at the sites.
+Both need outcomes of single patients, which only a comparison has: all its data are on this machine. Intervals and
+means alone are kept. Methods whose results are those of the sites' own models are left out: these models stay at the
+sites.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def look_again(
     resamples: int = 0,
     options: Sequence[Mapping[str, Any]] = (),
 ) -> Json:
-    """The comparison with what was asked for of ``resampled`` and ``elsewhere``.
+    """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
 
     Args:
         comparison: see ``report.compare``.
@@ -86,7 +86,7 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
 
     Args:
         comparison: see ``report.compare``.
-        arms: its runs; a method that is not there gets nothing.
+        arms: its runs; a method that is not there gets no interval.
         resamples: of the patients of each seed's sites, at least 1.
     """
     first = comparison["reference"]
@@ -110,19 +110,19 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
 
 
 def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]) -> Json:
-    """The comparison with ``elsewhere``: the final shared models on the test patients as other options deal them.
+    """The comparison with ``elsewhere``: the final shared models on other mixtures of the test patients.
 
     Returns:
         Beside what the comparison holds, "elsewhere": for each of ``options`` {"options", "methods": label -> mean,
         worst, std, std_sample, gap (each with its interval over seeds), sites: site -> n and value by seed}.
 
     Raises:
-        UserError: the task cannot deal its test examples in another way, or not in this one.
+        UserError: the task cannot give sites other test examples, or not by these options.
     """
     rows = [{"options": dict(one), "methods": {}} for one in options]
     for label, found in arms.items():
         for one in rows:
-            runs = [dealt(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
+            runs = [on_mixture(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
             one["methods"][label] = {
                 **{name: mean_ci(run[name] for run in runs) for name in (*RESAMPLED, "std_sample")},
                 "runs": [{"seed": seed, **run} for seed, run in zip(found, runs, strict=True)],
@@ -138,7 +138,7 @@ def _same_patients(configs: Sequence[RunConfig]) -> bool:
 
 
 def _add(paired: Json, found: Json) -> None:
-    """``found`` as "bootstrap"; where it includes zero, or lies on the other side, nothing is told any more."""
+    """``found`` as "bootstrap"; where it includes zero, or lies on the other side, the verdict is withdrawn."""
     paired["bootstrap"] = found
     sides = [(one["low"] > 0) - (one["high"] < 0) for one in (paired, found) if one["low"] is not None]
     if paired["verdict"] in ("better", "worse") and sides != [sides[0], sides[0]]:
@@ -146,7 +146,7 @@ def _add(paired: Json, found: Json) -> None:
 
 
 def check_elsewhere(config: RunConfig, options: Mapping[str, Any]) -> None:
-    """Raise UserError, before anything runs, where the task cannot deal its test examples as ``options`` say."""
+    """Raise UserError, before anything runs, where the task cannot give sites test examples by ``options``."""
     task = tasks.load(config.task, config.preset, **config.options)
     task.check_data()
     task.test_data_as(_other(task, config, options))
@@ -161,8 +161,12 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
     return {name: _score(parts.task, *_predicted(parts, config, own)) for name, own in data.items()}
 
 
-def dealt(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
-    """Mean, worst, std, std_sample, gap and sites of one run's final model, see ``elsewhere``."""
+def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
+    """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
+
+    Returns:
+        mean, worst, std, std_sample, gap, and sites: site -> n and value.
+    """
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
     predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}
@@ -176,7 +180,7 @@ def _other(task: Task, config: RunConfig, options: Mapping[str, Any]) -> Task:
 
 
 def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, drawn_by: int) -> dict[str, list[float]]:
-    """Each of ``RESAMPLED`` for every resample of the patients, as ``drawn_by`` draws them; nan where undefined."""
+    """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
     parts = _loaded(config, folder)
     names = site_of_client(config, parts.task)
     predicted = {name: _predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}

@@ -9,42 +9,29 @@ from typing import Any
 
 import click
 
-from fairflare.app.arguments import comparison_name, on_grid, parse_pairs, parse_pareto, parse_seeds
+from fairflare.app.arguments import comparison_name, on_grid, parse_pareto, parse_seeds
 from fairflare.app.options import (
     PATH,
-    accept_option,
     as_json,
     cache_option,
+    choices_options,
     env_option,
     force_option,
     out_option,
-    parts_option,
-    rounds_option,
     say_reasons,
-    set_option,
-    sites_option,
-    task_option,
     threads_option,
-    weights_option,
-    with_accepted,
     workers_option,
 )
 
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
-@task_option
+@choices_options
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
-@rounds_option
-@sites_option
-@parts_option
-@set_option
-@accept_option
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@weights_option
 @env_option
 @threads_option
 @workers_option
@@ -80,14 +67,10 @@ def compare(
     command: str | None,
     methods: tuple[str, ...],
     task: str,
+    choices: dict[str, Any],
     seeds: str,
-    rounds: int | None,
-    sites: int | None,
-    pairs: tuple[str, ...],
-    accept: tuple[str, ...],
     grid: tuple[str, ...],
     fixed_data: bool,
-    init_from: str | None,
     env: str,
     sim_threads: int | None,
     workers: int | None,
@@ -113,12 +96,7 @@ def compare(
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
     from fairflare.build.benefit import can_ask, with_benefit
 
-    common: dict[str, Any] = {
-        "rounds": rounds,
-        "sites": sites,
-        "values": parse_pairs(with_accepted(pairs, accept), init_from),
-        "fixed_data": fixed_data,
-    }
+    common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
     say_reasons(configs[0][1])
     if solo:

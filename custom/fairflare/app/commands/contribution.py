@@ -4,36 +4,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fairflare.app.arguments import contribution_name, on_grid, parse_pairs, parse_seeds
-from fairflare.app.options import (
-    accept_option,
-    as_json,
-    cache_option,
-    force_option,
-    out_option,
-    parts_option,
-    rounds_option,
-    set_option,
-    sites_option,
-    task_option,
-    weights_option,
-    with_accepted,
-    workers_option,
-)
+from fairflare.app.arguments import contribution_name, on_grid, parse_seeds
+from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, workers_option
 
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@task_option
+@choices_options
 @click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
-@rounds_option
-@sites_option
-@parts_option
-@set_option
-@accept_option
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
 @click.option(
     "--permutations",
@@ -44,7 +26,6 @@ from fairflare.app.options import (
     help="Orders in which more than 6 sites join.",
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@weights_option
 @workers_option
 @cache_option
 @out_option
@@ -53,15 +34,11 @@ from fairflare.app.options import (
 def contribution(
     methods: tuple[str, ...],
     task: str,
+    choices: dict[str, Any],
     seeds: str,
-    rounds: int | None,
-    sites: int | None,
-    pairs: tuple[str, ...],
-    accept: tuple[str, ...],
     shapley: bool,
     permutations: int,
     fixed_data: bool,
-    init_from: str | None,
     workers: int | None,
     out: Path | None,
     force: bool,
@@ -76,8 +53,6 @@ def contribution(
     from fairflare.app import console
     from fairflare.app.contribution import Question, measure_contribution
 
-    values = parse_pairs(with_accepted(pairs, accept), init_from)
-    choices = {"rounds": rounds, "sites": sites, "values": values}
     chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
     folder = out or Path("runs") / contribution_name(methods[0], task, chosen)

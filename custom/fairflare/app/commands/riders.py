@@ -4,39 +4,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fairflare.app.arguments import comparison_name, on_grid, parse_pairs, parse_seeds
-from fairflare.app.options import (
-    accept_option,
-    as_json,
-    cache_option,
-    force_option,
-    out_option,
-    parts_option,
-    rounds_option,
-    set_option,
-    sites_option,
-    task_option,
-    weights_option,
-    with_accepted,
-    workers_option,
-)
+from fairflare.app.arguments import comparison_name, on_grid, parse_seeds
+from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, workers_option
 
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@task_option
+@choices_options
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
 @click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
-@rounds_option
-@sites_option
-@parts_option
-@set_option
-@accept_option
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@weights_option
 @workers_option
 @cache_option
 @out_option
@@ -45,14 +26,10 @@ from fairflare.app.options import (
 def riders(
     methods: tuple[str, ...],
     task: str,
+    choices: dict[str, Any],
     seeds: str,
     kinds: str,
-    rounds: int | None,
-    sites: int | None,
-    pairs: tuple[str, ...],
-    accept: tuple[str, ...],
     fixed_data: bool,
-    init_from: str | None,
     workers: int | None,
     out: Path | None,
     force: bool,
@@ -67,8 +44,6 @@ def riders(
     from fairflare.app.contribution import Question
     from fairflare.app.riders import measure_riders
 
-    values = parse_pairs(with_accepted(pairs, accept), init_from)
-    choices = {"rounds": rounds, "sites": sites, "values": values}
     others = tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}).replace(

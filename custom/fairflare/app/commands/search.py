@@ -8,26 +8,13 @@ from typing import Any
 
 import click
 
-from fairflare.app.arguments import comparison_name, parse_pairs
-from fairflare.app.options import (
-    accept_option,
-    as_json,
-    cache_option,
-    out_option,
-    parts_option,
-    rounds_option,
-    set_option,
-    sites_option,
-    task_option,
-    weights_option,
-    with_accepted,
-    workers_option,
-)
+from fairflare.app.arguments import comparison_name
+from fairflare.app.options import as_json, cache_option, choices_options, out_option, workers_option
 
 
 @click.command()
 @click.argument("method")
-@task_option
+@choices_options
 @click.option("--over", multiple=True, metavar="KEY=LOW..HIGH[:log]", help="A setting to search; or KEY=A,B,C. Repeat.")
 @click.option(
     "--objective",
@@ -39,12 +26,6 @@ from fairflare.app.options import (
 @click.option("--weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the trade-off.")
 @click.option("--trials", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N", help="In all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of every trial's run, and of the search.")
-@rounds_option
-@sites_option
-@parts_option
-@set_option
-@accept_option
-@weights_option
 @workers_option
 @cache_option
 @out_option
@@ -52,16 +33,12 @@ from fairflare.app.options import (
 def search(
     method: str,
     task: str,
+    choices: dict[str, Any],
     over: tuple[str, ...],
     objective: str,
     weight: float,
     trials: int,
     seed: int,
-    rounds: int | None,
-    sites: int | None,
-    pairs: tuple[str, ...],
-    accept: tuple[str, ...],
-    init_from: str | None,
     workers: int | None,
     out: Path | None,
     as_json: bool,
@@ -75,8 +52,7 @@ def search(
     from fairflare.app.search import Search, run_search
     from fairflare.app.search_space import parse_over
 
-    values = parse_pairs(with_accepted(pairs, accept), init_from)
-    choices: dict[str, Any] = {"rounds": rounds, "sites": sites, "seed": seed, "values": values}
+    choices = {**choices, "seed": seed}
     wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
     name = comparison_name(task, {**choices, "over": list(over), "by": (method, objective, weight)})
     folder = out or Path("runs") / name.replace("compare", "search", 1)
