@@ -15,7 +15,7 @@ from torch import nn
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
 from fairflare.core.findings import KINDS
-from fairflare.core.schema import Slot
+from fairflare.core.slots import Slot
 from fairflare.core.types import LARGEST_LOSS, MOST_EXAMPLES, Info, Outline, Round, metric_range
 from fairflare.core.versions import all_versions
 from fairflare.federation.entries import site_seconds

@@ -8,7 +8,8 @@ import torch
 
 from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
-from fairflare.core.schema import Answer, Slot, flat, wrong_tensors
+from fairflare.core.schema import Answer
+from fairflare.core.slots import Slot, flat, wrong_tensors
 from fairflare.core.types import Info, Reply, Round
 from fairflare.federation.audit import verify
 from fairflare.federation.gate import Gate

@@ -12,18 +12,13 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import (
     Answer,
     Instruction,
-    Number,
-    Slot,
-    TensorSpec,
     answer_fields,
     first_with_secure_sums,
-    flat,
     instruction_fields,
-    nested,
     rest_with_secure_sums,
-    slots_of,
 )
-from fairflare.core.types import Outline, Round
+from fairflare.core.slots import Slot, flat, nested, slots_of
+from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.federation import field_checks
 from fairflare.federation.checks import checked_seconds
 from fairflare.federation.clinical import View

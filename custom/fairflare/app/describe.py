@@ -15,8 +15,9 @@ from fairflare.build.parts import chosen_probes
 from fairflare.clinic import networks
 from fairflare.clinic.base import Task
 from fairflare.core import registry
+from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
-from fairflare.core.schema import Spec, answer_fields, numbers_of, tensors_of
+from fairflare.core.schema import Spec, answer_fields
 from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Number, Outline, TensorSpec
 

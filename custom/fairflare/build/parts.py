@@ -18,10 +18,11 @@ from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry, user_code
+from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
-from fairflare.core.schema import Slot, numbers_of, slots_of, tensors_of
 from fairflare.core.seeds import forget_seeds, seed_everything
+from fairflare.core.slots import Slot, slots_of
 from fairflare.core.types import Need, Number, Outline, StateDict, Training, metric_range
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule

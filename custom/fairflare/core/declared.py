@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -160,3 +160,13 @@ class Paper:
 
     def __str__(self) -> str:
         return f"{self.authors}, {self.venue} {self.year}"
+
+
+def numbers_of(part: Any) -> list[Number]:
+    """The numbers among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, Number)]
+
+
+def tensors_of(part: Any) -> list[TensorSpec]:
+    """The tensors among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, TensorSpec)]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
+from fairflare.core.schema import Spec
+from fairflare.core.slots import Slot, nested, wrong_tensors
 from fairflare.core.stored import Stored, gathered
 from fairflare.core.types import Number
 from fairflare.federation.checks import (

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
+from fairflare.core.schema import SPLITS, Answer, answer_fields
+from fairflare.core.slots import Slot
 from fairflare.core.stored import gathered, held
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
 from fairflare.federation import norms

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.schema import IN_USE, flat
+from fairflare.core.schema import IN_USE
+from fairflare.core.slots import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
 from fairflare.federation.after.server import After

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fairflare.core.execution import Execution, memory_findings
 from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.schema import IN_USE, Slot, flat, nested
+from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.slots import Slot, flat, nested
 from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
 from fairflare.federation.after.base import Cases, plain

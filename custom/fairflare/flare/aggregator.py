@@ -19,8 +19,9 @@ from nvflare.app_common.app_event_type import AppEventType
 
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
+from fairflare.core.declared import tensors_of
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.schema import answer_fields, tensors_of
+from fairflare.core.schema import answer_fields
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights
 from fairflare.federation.checks import materialized

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from fairflare.core.findings import BANDS, KINDS
-from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
+from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Spec, answer_fields
+from fairflare.core.slots import Slot, wrong_tensors
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict, metric_range
 from fairflare.core.versions import NAMES, TEXT
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates

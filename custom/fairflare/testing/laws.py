@@ -19,8 +19,9 @@ import torch
 
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
+from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
-from fairflare.core.schema import Slot, flat, nested, numbers_of, slots_of, tensors_of, wrong_tensors
+from fairflare.core.slots import Slot, flat, nested, slots_of, wrong_tensors
 from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict, Weights
 from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.rules.base import Rule, State, WeighingRule
