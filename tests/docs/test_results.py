@@ -82,7 +82,7 @@ def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatc
         return comparison
 
     monkeypatch.setattr("fairflare.app.comparison.compare_all", compare_all)
-    monkeypatch.setattr("fairflare.app.console.comparison", lambda *args: None)
+    monkeypatch.setattr("fairflare.app.results.comparison", lambda *args: None)
     monkeypatch.chdir(tmp_path)
     here = tmp_path / "docs" / "results" / folder.name
     shutil.copytree(folder, here)

@@ -25,8 +25,8 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
     model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
     the model that it trained alone in sites/SITE.solo.pt.
     """
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.after import take_step
 
     found = take_step(folder, step, parse_pairs(pairs))
-    console.dump({"folder": str(folder), "report": found}) if as_json else console.run_result(found, folder)
+    console.dump({"folder": str(folder), "report": found}) if as_json else results.run_result(found, folder)

@@ -91,7 +91,7 @@ def compare(
     runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.comparison import arms, check_tables, compare_all, write_comparison
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
     from fairflare.build.benefit import can_ask, with_benefit
@@ -120,4 +120,4 @@ def compare(
     )
     if tables:
         write_comparison(comparison, tables, command or "fairflare compare")
-    console.dump(comparison) if as_json else console.comparison(comparison, folder)
+    console.dump(comparison) if as_json else results.comparison(comparison, folder)

@@ -50,11 +50,11 @@ def contribution(
     sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
     in --out are reused, so that an interrupted measurement goes on where it stopped.
     """
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.contribution import Question, measure_contribution
 
     chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
     folder = out or Path("runs") / contribution_name(methods[0], task, chosen)
     result = measure_contribution(found, folder, force=force, workers=workers)
-    console.dump(result) if as_json else console.contribution(result, folder)
+    console.dump(result) if as_json else results.contribution(result, folder)

@@ -15,12 +15,12 @@ from fairflare.app.options import PATH, as_json
 @as_json
 def report(folder: Path, as_json: bool) -> None:
     """(Re)write report.html and report.json of the run in FOLDER."""
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.runs import report_again
 
     with console.busy("scoring the final model"):
         summary = report_again(folder)
-    console.dump(summary) if as_json else console.run_result(summary, folder)
+    console.dump(summary) if as_json else results.run_result(summary, folder)
 
 
 @click.command()

@@ -40,7 +40,7 @@ def riders(
     One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
     image again and again. Detectors see what the server sees. docs/comparing.md says what each of them marks.
     """
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.contribution import Question
     from fairflare.app.riders import measure_riders
 
@@ -51,4 +51,4 @@ def riders(
     )
     wanted = [kind.strip() for kind in kinds.split(",")]
     found = measure_riders(question, wanted, folder, force=force, workers=workers)
-    console.dump(found) if as_json else console.riders(found, folder)
+    console.dump(found) if as_json else results.riders(found, folder)

@@ -60,7 +60,7 @@ def run(
     With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
     same command goes on with what is missing.
     """
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.deployment import execute_deployed
     from fairflare.app.runs import default_folder, execute
 
@@ -75,13 +75,13 @@ def run(
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
         arms = with_references(config, ["pooled"])
         comparison = compare_all(arms, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
-        console.dump(comparison) if as_json else console.comparison(comparison, folder)
+        console.dump(comparison) if as_json else results.comparison(comparison, folder)
         return
     if deployment:
         summary = execute_deployed(config, folder, force=force, **deployment)
     else:
         summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
-    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
 
 
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
@@ -109,8 +109,8 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 @as_json
 def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: bool) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
-    from fairflare.app import console
+    from fairflare.app import console, results
     from fairflare.app.runs import resume as resume_run
 
     summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
-    console.dump({"folder": str(folder), "report": summary}) if as_json else console.run_result(summary, folder)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
