@@ -33,8 +33,7 @@ class Conformal(AfterStep):
         alpha: the largest risk.
         loss: "auto" takes "missed" for masks and "sets" for classes.
         score: of "sets", see ``functional.conformal``.
-        shrinkage: n_0: a site with so many cases listens to its own curve and to that of all alike; 0: to its own
-            alone.
+        shrinkage: n_0: with so many cases a site's own curve and that of all count the same; 0: its own alone counts.
     """
 
     stages: ClassVar[tuple[str, ...]] = ("shared", "own")
