@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to refuse an option: the key, what was expected, what came."""
+"""What options of tasks are held against: ``expect`` refuses one with its key, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from fairflare.core.errors import UserError
-from fairflare.core.validation import shown
-
-
-def expect(key: str, holds: bool, expected: str, got: object) -> None:
-    """Raise UserError "key: expected ..., got ..." unless ``holds``."""
-    if not holds:
-        raise UserError(f"{key}: expected {expected}, got {shown(got)}")
-
+from fairflare.core.validation import expected as expect
 
 MOST_PIXELS = 4 * 10**9
 """Of all images that a simulated task renders, one byte each."""
