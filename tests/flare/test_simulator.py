@@ -123,7 +123,7 @@ def test_a_round_ends_without_a_slow_site_whose_next_answer_counts(tmp_path):
     slow = {"trainer": "slow", "victim": victim, "trainer.rounds": "2"}
     chosen = [word for key, value in {**early, **slow}.items() for word in ("--set", f"{key}={value}")]
     done = fairflare(
-        "run", "fedavg", *TASK, *chosen, "--rounds", 3, "--solo", "--env", "sim", "--out", tmp_path / "run",
+        "run", "fedavg", *TASK, *chosen, "--rounds", 3, "--no-solo", "--env", "sim", "--out", tmp_path / "run",
         FAIRFLARE_PLUGINS=str(HERE / "slow_trainer.py"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
