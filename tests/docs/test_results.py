@@ -179,3 +179,16 @@ def test_recalibration_is_measured_at_toy_size(monkeypatch, capsys):
     assert ways == ["the model as it is", "one line for all", "line of each site's own"]
     assert all(FIGURE.search(line) for line in lines[2:]) and "nan" not in "".join(lines)
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
+
+
+@pytest.mark.slow
+def test_the_defaults_are_measured_at_toy_size(monkeypatch, capsys, tmp_path):
+    """One layout goes the whole way, and the table says what was found; the page has a row for each."""
+    script = RESULTS / "defaults.py"
+    monkeypatch.setattr(sys, "argv", [script.name, str(tmp_path), "--toy", "--layout", "CSV per site"])
+    made = runpy.run_path(str(script), run_name="__main__")
+    head, _, row = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[0] == "CSV per site" and int(cells[2]) > 200 and len(FIGURE.findall(row)) >= 5
+    page = (RESULTS / "defaults.md").read_text(encoding="utf-8")
+    assert head in page and all(f"| {name} | {about} |" in page for name, (about, _) in made["LAYOUTS"].items())

@@ -53,7 +53,7 @@ class Effort:
 
 EFFORTS: Mapping[str, Effort] = {
     "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
-    "classification": Effort(4, 4, 16, 400, 20, 40, 12, 60),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 60),
     "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
 }
 """Kind of data -> how long it is trained on."""
