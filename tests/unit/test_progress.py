@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says of itself while it goes on, and how a display follows an audit log."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from fairflare.app import progress
 from fairflare.app.progress import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 from fairflare.core.findings import Finding
 
@@ -91,3 +94,23 @@ def test_the_time_left_is_known_after_one_step(done, text):
 
 def test_durations_are_short():
     assert [duration(s) for s in (0.2, 89, 100, 7200, 10_000)] == ["1 s", "89 s", "2 min", "2 h 0 min", "2 h 47 min"]
+
+
+def test_a_terminal_gets_a_bar_at_every_moment_of_a_run(monkeypatch):
+    """Rich forgets a task's fields when it is reset; what is drawn before the first round must not miss one."""
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "err", Console(file=screen, force_terminal=True, width=80))
+    accepted = {"a": {"metrics": {"dice": 0.5}}}
+    with Progress("fedavg", 2, 1, headline="dice") as shown:
+        shown._bar.refresh()
+        shown.preparing("a")
+        shown._bar.refresh()
+        for entry in (
+            {"event": "start", "sites": ["a"], "method": "fedavg", "task": "t", "seed": 0},
+            {"event": "round", "round": 1, "rounds": 2, "accepted": accepted, "rejected": {}},
+            {"event": "round", "round": 2, "rounds": 2, "accepted": accepted, "rejected": {}},
+            {"event": "evaluation", "sites": {}},
+        ):
+            shown.saw(entry)
+            shown._bar.refresh()
+    assert "1/2" in screen.getvalue() and "scoring, writing the report" in screen.getvalue()

@@ -119,7 +119,7 @@ class Progress(Follower):
         if entry["event"] in ("start", "resume"):
             first = entry.get("from_round", 0)
             self._since = (time.monotonic(), first)
-            self._bar.reset(self._task, total=self._rounds, completed=first, begun=first)
+            self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
             self._bar.update(self._task, description=self._title)
             self._say(f"{line(entry)}, {self._rounds} rounds")
         elif entry["event"] == "round":
