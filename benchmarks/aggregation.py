@@ -2,7 +2,7 @@
 """The server's round of every method, 20 sites x a ResNet-18 (11 M parameters), as ratios in one run.
 
     python benchmarks/aggregation.py [--sites 20] [--repeats 5] [--toy]
-    python benchmarks/aggregation.py --memory [--sites 8 20 300]
+    python benchmarks/aggregation.py --memory [--sites 8 20 300] [--full]
 
 A round is all that the server does between the sites' answers and the line in its log: counting traffic, the gate, the
 rule, the server optimizer, the hashes of model and state, the line itself. The checkpoint stands apart.
@@ -11,7 +11,9 @@ alone against that and against a plain weighted mean, ``total.add_(update, alpha
 CPU time; the round's is there by the wall as well.
 
 ``--memory``: the rise of the process's peak resident size over what it was with the initial model, in models, with the
-updates in files as FLARE's disk offload leaves them. Models of 300 sites and more are a tenth as large (4 MB).
+updates in files as FLARE's disk offload leaves them, and after two rounds of a small model: what code takes that is
+loaded then is no model. Models of 300 sites and more are a tenth as large (4 MB), with ``--full`` as large as the
+others; then eight updates take turns, so that they need no 13 GB of disk.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ MOST_MODELS = 3.0
 MANY, SMALLER = 300, 0.3
 """Sites from which on models are of ``SMALLER`` times the width."""
 WARM = 2
+TURNS = 8
+"""Different updates of ``--full``."""
 
 
 def main() -> None:
@@ -59,12 +63,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--full", action="store_true", help="300 sites with models of full size too")
     parser.add_argument("--toy", action="store_true", help="the smallest sizes, in one process")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        measure = memory if options.memory else speed
-        print(json.dumps(measure(options.methods[0], options.sites[0], options.repeats)))
+        id, sites = options.methods[0], options.sites[0]
+        found = memory(id, sites, full=options.full) if options.memory else speed(id, sites, options.repeats)
+        print(json.dumps(found))
         return
     if options.toy:
         options.repeats = 1
@@ -93,7 +99,7 @@ def show_memory(options: argparse.Namespace, numbers: list[int]) -> None:
     """Print the table of peaks."""
     print("| method | " + " | ".join(f"{n} sites" for n in numbers) + " |\n|---|" + "---|" * len(numbers))
     for id in options.methods:
-        rows = [memory(id, n, 1, toy=True) if options.toy else in_child(id, n, options) for n in numbers]
+        rows = [memory(id, n, toy=True) if options.toy else in_child(id, n, options) for n in numbers]
         print(f"| {id} | " + " | ".join(f"{row['memory']:.2f}" for row in rows) + " |", flush=True)
     print(f"\npeak memory of the server's own work in models; goal: {MOST_MODELS:g}")
 
@@ -102,6 +108,7 @@ def in_child(id: str, sites: int, options: argparse.Namespace) -> dict[str, floa
     """One method measured in a process of its own."""
     command = [sys.executable, __file__, "--child", "--methods", id, "--sites", str(sites)]
     command += ["--repeats", str(options.repeats), *["--memory"] * options.memory]
+    command += ["--full"] * options.full
     # Large freed blocks go back to the system at once, so that a peak is this step's; that costs time.
     at_once = {"MALLOC_MMAP_THRESHOLD_": "1000000"} if options.memory else {}
     environment = {**os.environ, **at_once, "OMP_NUM_THREADS": "1"}
@@ -181,12 +188,17 @@ def speed(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str, 
     }
 
 
-def memory(id: str, sites: int, repeats: int, *, toy: bool = False) -> dict[str, float]:
+def memory(id: str, sites: int, *, toy: bool = False, full: bool = False) -> dict[str, float]:
     """Peak memory of two rounds with the updates in files, in models."""
     torch.set_num_threads(1)
+    small, trainable = initial(1.0, True)
+    run(id, [small], trainable, {f"site-{k}": made_up(id, small, f"site-{k}", k) for k in range(2)}, WARM)
     with tempfile.TemporaryFile() as file:
-        model, trainable = initial(SMALLER if sites >= MANY else 1.0, toy)
-        answers = {f"site-{k:03d}": on_disk(made_up(id, model, f"site-{k:03d}", k), file) for k in range(sites)}
+        model, trainable = initial(SMALLER if sites >= MANY and not full else 1.0, toy)
+        different = TURNS if full else sites
+        made = [on_disk(made_up(id, model, "", k), file) for k in range(different)]
+        names = [f"site-{k:03d}" for k in range(sites)]
+        answers = {name: dataclasses.replace(made[k % different], site=name) for k, name in enumerate(names)}
         size = sum(value.nbytes for value in model.values())
         given = [model]
         del model

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fairflare.core.errors import UserError
 from fairflare.federation.files import checked_model, read_tensors
@@ -56,10 +57,13 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
     import torch  # only where tensors are written: seconds for a command that writes none
 
+    from fairflare.core.filed import Returning
+
+    mapped: list[mmap.mmap] = []
     content = {
         "round": checkpoint.round,
         "model": dict(checkpoint.model),
-        "state": _plain(checkpoint.state),
+        "state": _plain(checkpoint.state, mapped),
         "declared": dict(checkpoint.declared),
         "history": _plain(checkpoint.history),
         "entry": checkpoint.entry,
@@ -67,7 +71,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "models": {site: dict(model) for site, model in checkpoint.models.items()},
         "trainer": _plain(checkpoint.trainer),
     }
-    write_atomically(path, lambda file: torch.save(content, file))
+    write_atomically(path, lambda file: torch.save(content, cast("BinaryIO", Returning(file, mapped))))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -163,5 +167,13 @@ def remove_files(folder: Path, is_own: Callable[[str], bool]) -> None:
         folder.rmdir()
 
 
-def _plain(value: Any) -> Any:
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+def _plain(value: Any, mapped: list[mmap.mmap] | None = None) -> Any:
+    """Dictionaries in place of mappings; what lies in a file is mapped, and that memory added to ``mapped``."""
+    if not isinstance(value, Mapping):
+        return value
+    from fairflare.core.filed import Filed
+
+    if mapped is not None and isinstance(value, Filed):
+        memory, value = value.mapped()
+        mapped.append(memory)
+    return {key: _plain(item, mapped) for key, item in value.items()}

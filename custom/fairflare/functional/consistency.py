@@ -2,7 +2,8 @@
 """How steadily each site has moved each parameter in one direction: a byte per site and parameter, two from 256 rounds.
 
 Work goes in blocks that stay in cache. NumPy does it because its comparisons, unlike torch's on a CPU, use vector
-instructions: deciding a block costs about as much as reading it.
+instructions: deciding a block costs about as much as reading it. Counters lie where the updates lie: beside those that
+are in files they are in a file too, and a block of them is read and written back.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairflare.core.filed import Filed, Room
+from fairflare.core.stored import Entries
 from fairflare.core.types import Reply
+from fairflare.functional.blocks import BLOCK
 
 NARROW, WIDE = torch.uint8, torch.int16
 """Types of the counters: as long as no count can be above 255, and from then on."""
 MOST_ROUNDS = torch.iinfo(WIDE).max
+LARGE = 1 << 22
+"""Bytes of a round's counters from which on they do not stay in memory beside updates that are in files."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,11 @@ class Consistency:
         keys = [key for key in replies[0].update if reference or key in replies[0].trainable]
         sizes = {key: replies[0].update[key].numel() for key in keys}
         history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
+        places = _places(replies, sum(sizes.values()))
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            history[reply.site] = _counters(history.get(reply.site, {}), sizes, rounds[reply.site] + 1)
+            history[reply.site] = _counters(history.get(reply.site, {}), sizes, rounds[reply.site] + 1, places)
         return cls(history, rounds, tau, reference)
 
     def after(self, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -66,8 +73,29 @@ class Consistency:
 
     @cached_property
     def _arrays(self) -> dict[str, dict[str, np.ndarray]]:
-        """The counters' memory as NumPy sees it."""
-        return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in self.history.items()}
+        """The memory of the counters that are in memory, as NumPy sees it."""
+        here = {site: keys for site, keys in self.history.items() if not isinstance(keys, Filed)}
+        return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in here.items()}
+
+    @cached_property
+    def _room(self) -> np.ndarray:
+        """Where a block of counters from a file is looked at."""
+        return np.empty(BLOCK * WIDE.itemsize, np.uint8)
+
+    def _counter(self, site: str, key: str, block: slice) -> np.ndarray:
+        """(B,): a site's counters at a block of positions."""
+        found = self.history[site]
+        if isinstance(found, Filed):
+            room = self._room if found.dtype is NARROW else self._room.view(np.int16)
+            return found.read(key, block, room)
+        return self._arrays[site][key][block]
+
+    def _count(self, site: str, key: str, block: slice, counter: np.ndarray, counted: np.ndarray) -> None:
+        """Add a round to ``counter``, and put it where it came from."""
+        np.add(counter, counted, out=counter, casting="unsafe")
+        found = self.history[site]
+        if isinstance(found, Filed):
+            found.write(key, block, counter)
 
     def keep(self, site: str, key: str, block: slice, update: np.ndarray, *, count: bool) -> np.ndarray:
         """bool (B,): where ``update`` is consistent.
@@ -79,10 +107,10 @@ class Consistency:
             update: the update there.
             count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
         """
-        counter = self._arrays[site][key][block]
+        counter = self._counter(site, key, block)
         counted = update <= 0 if self.reference else update >= 0
         if count and not self.reference:
-            np.add(counter, counted, out=counter, casting="unsafe")
+            self._count(site, key, block, counter, counted)
         seen = self.rounds[site] + (0 if self.reference else 1)
         least = least_count(seen, self.tau, strict=self.reference) if seen else 0
         # l >= tau where the update goes the counted way, 1 - l >= tau where it does not.
@@ -91,13 +119,28 @@ class Consistency:
         steady &= counted
         kept ^= steady
         if count and self.reference:
-            np.add(counter, counted, out=counter, casting="unsafe")
+            self._count(site, key, block, counter, counted)
         return kept
 
 
-def _counters(found: Mapping[str, Tensor], sizes: Mapping[str, int], most: int) -> dict[str, Tensor]:
+def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
+    """The file for new counters, where they do not stay in memory."""
+    in_files = any(isinstance(reply.update, Entries) for reply in replies)
+    return [Room()] if in_files and entries * len(replies) >= LARGE else []
+
+
+def _counters(
+    found: Mapping[str, Tensor], sizes: Mapping[str, int], most: int, places: list[Room]
+) -> Mapping[str, Tensor]:
     """Key -> counter, of the type that ``most`` fits; those of other versions are converted, missing ones are zero."""
     dtype = NARROW if most <= torch.iinfo(NARROW).max else WIDE
+    if isinstance(found, Filed) and (found.dtype, found.sizes) == (dtype, dict(sizes)):
+        return found
+    if places:
+        try:
+            return Filed.of(places[0], found, sizes, dtype)
+        except OSError:  # a full disk leaves them in memory
+            places.clear()
     return {key: found[key].to(dtype) if key in found else torch.zeros(n, dtype=dtype) for key, n in sizes.items()}
 
 

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters that lie in a file without a name and are changed there: memory holds the block that is looked at."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNED = 64
+"""Bytes between whose multiples an entry begins."""
+
+
+class Room:
+    """A file that nobody else can open, gone with the last object that lies in it, after a kill too.
+
+    It is made when something is first put there.
+    """
+
+    @cached_property
+    def number(self) -> int:
+        """Its descriptor, closed with this object."""
+        with tempfile.TemporaryFile(prefix="fairflare_counters_") as file:
+            number = os.dup(file.fileno())
+        weakref.finalize(self, os.close, number)
+        return number
+
+    def take(self, size: int) -> int:
+        """Where ``size`` bytes of zeros begin, on a page; raises OSError where the disk has no room for them."""
+        begin = -(-os.fstat(self.number).st_size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.number, begin, size)
+        else:
+            os.ftruncate(self.number, begin + size)
+        return begin
+
+
+class Filed(Mapping[str, Tensor]):
+    """Flat tensors of one type in a file: asking for one reads a copy of it.
+
+    Attributes:
+        sizes: key -> number of entries.
+        dtype: of all entries.
+    """
+
+    def __init__(self, room: Room, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
+        """Zeros; raises OSError where the disk has no room for them.
+
+        Args:
+            room: where; several of these may lie in one.
+            sizes: key -> number of entries.
+            dtype: of all entries.
+        """
+        self.sizes, self.dtype, self._room = dict(sizes), dtype, room
+        self._places, self._size = {}, 0
+        for key, size in self.sizes.items():
+            self._places[key] = self._size
+            self._size += -(-size * dtype.itemsize // ALIGNED) * ALIGNED
+        self._size = max(self._size, 1)
+        self._begin = room.take(self._size)
+
+    @classmethod
+    def of(cls, room: Room, found: Mapping[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype) -> Filed:
+        """The entries of ``found`` in ``room``, as ``dtype``; those that it lacks are zero."""
+        filed = cls(room, sizes, dtype)
+        for key in sizes:
+            if key in found:
+                filed.write(key, slice(None), found[key].to(dtype).numpy())
+        return filed
+
+    def __getitem__(self, key: str) -> Tensor:
+        found = torch.empty(self.sizes[key], dtype=self.dtype)
+        self._read(found.numpy(), self._places[key])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
+        return dict(self)
+
+    def read(self, key: str, block: slice, room: np.ndarray) -> np.ndarray:
+        """(B,): the values at a block of an entry's positions, in ``room``, which is of their type."""
+        start, stop, _ = block.indices(self.sizes[key])
+        self._read(room[: stop - start], self._places[key] + start * self.dtype.itemsize)
+        return room[: stop - start]
+
+    def write(self, key: str, block: slice, values: np.ndarray) -> None:
+        """Replace the values at a block of an entry's positions; raises OSError where the file does not take them."""
+        start, _, _ = block.indices(self.sizes[key])
+        data = np.ascontiguousarray(values)
+        place = self._begin + self._places[key] + start * self.dtype.itemsize
+        if os.pwrite(self._room.number, data.data, place) != data.nbytes:
+            raise OSError(errno.ENOSPC, "the counters' file took only a part")
+
+    def mapped(self) -> tuple[mmap.mmap, dict[str, Tensor]]:
+        """The entries as tensors over mapped memory, to be written elsewhere, and that memory, to be given back."""
+        whole = mmap.mmap(self._room.number, self._size, access=mmap.ACCESS_COPY, offset=self._begin)
+        return whole, {
+            key: torch.frombuffer(whole, dtype=self.dtype, count=size, offset=self._places[key])
+            if size
+            else torch.empty(0, dtype=self.dtype)
+            for key, size in self.sizes.items()
+        }
+
+    def _read(self, room: np.ndarray, place: int) -> None:
+        if (read := os.preadv(self._room.number, [room.data], self._begin + place)) != room.nbytes:
+            raise OSError(errno.EIO, f"counters in a file: expected {room.nbytes} bytes, found {read}")
+
+
+class Returning:
+    """A file to write to; what has been mapped to be written goes back to the system from time to time."""
+
+    EVERY = 1 << 24
+
+    def __init__(self, file: BinaryIO, mapped: list[mmap.mmap]) -> None:
+        """
+        Args:
+            file: where everything goes.
+            mapped: what is written from there.
+        """
+        self._file, self._mapped, self._since = file, mapped, 0
+
+    def write(self, data: Any) -> int:
+        """As the file does it."""
+        written = self._file.write(data)
+        self._since += written
+        if self._since >= self.EVERY:
+            self._since = 0
+            for one in self._mapped:
+                one.madvise(mmap.MADV_DONTNEED)
+        return written
+
+    def flush(self) -> None:
+        """As the file does it."""
+        self._file.flush()

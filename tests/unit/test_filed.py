@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters in a file: the same values, the same next rounds and the same checkpoint as in memory."""
+
+import copy
+import gc
+import mmap
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.filed import Filed, Returning, Room
+from fairflare.core.stored import Entries
+from fairflare.core.types import Info, Reply, Round
+from fairflare.federation.audit import model_hash, state_hash
+from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.functional import consistency
+from fairflare.rules.fedheal import FedHEAL
+
+SIZES = {"a": 70_000, "b": 3, "c": 0}
+ROUNDS = 6
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_values_are_read_and_changed_block_by_block(dtype):
+    room = Room()
+    before = {"a": (torch.arange(70_000) % 200).to(dtype), "old": torch.ones(2, dtype=dtype)}
+    first, second = Filed.of(room, before, SIZES, dtype), Filed(room, SIZES, dtype)
+    assert list(first) == list(SIZES) and torch.equal(first["a"], before["a"]) and first["a"].dtype == dtype
+    assert not first["b"].any() and first["c"].numel() == 0
+    block = slice(65_536, 131_072)
+    found = first.read("a", block, np.empty(65_536, first["a"].numpy().dtype))
+    assert len(found) == 70_000 - 65_536
+    first.write("a", block, found + 1)
+    assert torch.equal(first["a"][65_536:], before["a"][65_536:] + 1)
+    assert torch.equal(first["a"][:65_536], before["a"][:65_536]) and not second["a"].any()
+
+
+def test_a_copy_lies_in_memory():
+    filed = Filed.of(Room(), {"b": torch.ones(3)}, SIZES, torch.uint8)
+    copied = copy.deepcopy({"history": filed})["history"]
+    assert type(copied) is dict and state_hash(copied) == state_hash(filed)
+    copied["b"] += 1
+    assert filed["b"].tolist() == [1, 1, 1]
+
+
+def test_the_file_goes_with_the_last_that_lies_in_it():
+    room = Room()
+    filed, number = Filed(room, SIZES, torch.uint8), room.number
+    del room
+    gc.collect()
+    assert os.fstat(number).st_nlink == 0
+    del filed
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(number)
+
+
+def test_what_is_mapped_goes_back_while_it_is_written(tmp_path):
+    told = []
+
+    class Memory:
+        def madvise(self, advice):
+            told.append(advice)
+
+    with (tmp_path / "file").open("wb") as file:
+        returning = Returning(file, [Memory(), Memory()])
+        returning.write(b"x" * (Returning.EVERY - 1))
+        assert told == []
+        returning.write(b"x")
+        assert told == [mmap.MADV_DONTNEED] * 2
+
+
+def rounds(kept, variant, again=None):
+    """Rounds of FedHEAL on drawn updates, one site away in the third; ``kept``: how an update lies, by round."""
+    draw = torch.Generator().manual_seed(5)
+    model = {"w": torch.randn(300, 301, generator=draw), "b": torch.randn(7, generator=draw), "m": torch.zeros(3)}
+    rule, state, dtypes = FedHEAL(variant=variant), {}, {key: value.dtype for key, value in model.items()}
+    for t in range(1, ROUNDS + 1):
+        updates = [{k: torch.randn(v.shape, generator=draw) * 0.01 for k, v in model.items()} for _ in range(4)]
+        replies = [
+            Reply(f"site-{k}", Entries(u, dtypes) if kept(t) else u, 10 + k, trainable=frozenset("wb"))
+            for k, u in enumerate(updates)
+            if (t, k) != (3, 3)
+        ]
+        outcome = rule.aggregate(model, replies, state, Info(Round(t, ROUNDS)))
+        model, state = outcome.model, again(t, outcome) if again else outcome.state
+    return model_hash(model), state_hash(state), outcome.weights, outcome.notes, state
+
+
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_fedheal_makes_the_same_model_wherever_its_counters_lie(variant, monkeypatch):
+    monkeypatch.setattr(consistency, "LARGE", 0)
+    *expected, in_memory = rounds(lambda t: False, variant)
+    *found, in_file = rounds(lambda t: True, variant)
+    *mixed, _ = rounds(lambda t: t in (2, 5), variant)
+    assert found == expected and mixed == expected
+    assert {type(one) for one in in_memory["history"].values()} == {dict}
+    assert {type(one) for one in in_file["history"].values()} == {Filed}
+
+
+def test_small_counters_stay_in_memory():
+    *_, state = rounds(lambda t: True, "paper")
+    assert {type(one) for one in state["history"].values()} == {dict}
+
+
+def test_checkpoints_are_alike_and_rounds_go_on_from_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(consistency, "LARGE", 0)
+    monkeypatch.setattr(Returning, "EVERY", 1 << 10)
+
+    def saved(folder):
+        def again(t, outcome):
+            save_checkpoint(tmp_path / f"{folder}-{t}", Checkpoint(t, outcome.model, outcome.state))
+            return load_checkpoint(tmp_path / f"{folder}-{t}").state
+
+        return again
+
+    *expected, _ = rounds(lambda t: False, "paper")
+    for folder, kept in (("memory", lambda t: False), ("file", lambda t: True)):
+        *found, _ = rounds(kept, "paper", saved(folder))
+        assert found == expected
+    for t in range(1, ROUNDS + 1):
+        assert (tmp_path / f"memory-{t}").stat().st_size == (tmp_path / f"file-{t}").stat().st_size
+
+
+def test_on_a_full_disk_counters_stay_in_memory(monkeypatch):
+    monkeypatch.setattr(consistency, "LARGE", 0)
+    *expected, _ = rounds(lambda t: False, "paper")
+
+    def full(room, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Room, "take", full)
+    *found, state = rounds(lambda t: True, "paper")
+    assert found == expected and {type(one) for one in state["history"].values()} == {dict}
+
+
+def test_counters_in_a_file_widen_after_255_rounds(monkeypatch):
+    monkeypatch.setattr(consistency, "LARGE", 0)
+    update = {"w": torch.ones(5)}
+    reply = Reply("site-1", Entries(update, {"w": torch.float32}), 1, trainable=frozenset("w"))
+    found = {"w": torch.full((5,), 255, dtype=torch.uint8)}
+    state = {"history": {"site-1": Filed.of(Room(), found, {"w": 5}, torch.uint8)}, "rounds": {"site-1": 255}}
+    after = FedHEAL().aggregate({"w": torch.zeros(5)}, [reply], state, Info(Round(256, 300))).state
+    counters = after["history"]["site-1"]
+    assert isinstance(counters, Filed) and counters["w"].tolist() == [256] * 5 and counters.dtype == torch.int16
