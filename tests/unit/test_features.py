@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from fairflare.core.types import Batch
 from fairflare.functional.features import class_distance, class_means, features_of
 from helpers import small_network
 
@@ -35,7 +36,9 @@ def test_a_network_without_a_linear_layer_has_none():
 
 def test_means_and_distances_by_hand():
     features, targets = torch.tensor([[0.0, 2.0], [2.0, 4.0], [1.0, 1.0]]), torch.tensor([0, 0, 2])
-    means = class_means(features, targets)
+    batches = [Batch(features[rows], targets[rows], targets[rows]) for rows in (slice(0, 1), slice(1, 3))]
+    # What enters its only layer are the features themselves.
+    means = class_means(nn.Linear(2, 3), batches, targets.bincount().tolist(), torch.device("cpu"))
     assert {label: mean.tolist() for label, mean in means.items()} == {0: [1.0, 3.0], 2: [1.0, 1.0]}
     # Two examples are 1 away in both features; the third lies on its mean, or its class has none.
     assert class_distance(features, targets, means).item() == pytest.approx(4 / 6)

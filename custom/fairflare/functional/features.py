@@ -51,7 +51,7 @@ def _last(network: nn.Module) -> nn.Linear | None:
 def class_means(
     network: nn.Module, batches: Iterable[Batch], counts: Sequence[int], device: torch.device
 ) -> dict[int, Tensor]:
-    """Class -> mean features (D,), float32 on the CPU, of every class with examples; sums are in float64.
+    """Class -> mean features (D,), float32 on ``device``, of every class with examples; sums are in float64.
 
     Args:
         network: on ``device``; it is left in evaluation mode.
@@ -67,7 +67,7 @@ def class_means(
             if sums is None:
                 sums = features.new_zeros(len(counts), features.shape[1])
             sums.index_add_(0, batch.targets.to(device), features)
-    return {} if sums is None else {c: (sums[c] / n).float().cpu() for c, n in enumerate(counts) if n}
+    return {} if sums is None else {c: (sums[c] / n).float() for c, n in enumerate(counts) if n}
 
 
 def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) -> Tensor:
