@@ -35,7 +35,7 @@ from fairflare.federation.log_lines import events
 from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report.log import LOG
 from fairflare.report.tensorboard import FOLDER as EVENTS
-from fairflare.report.write import PAGE, REPORT
+from fairflare.report.write import EDITIONS, PAGE, REPORT
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
@@ -57,6 +57,7 @@ RUN_FOLDERS = {
     SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked|inputs)\.json)"),
     UNSCORED: re.compile(r"\d+\.pt"),
     BEST_MODELS: re.compile(r"\d+\.pt"),
+    EDITIONS: re.compile(r"[^/]+\.(html|json)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }

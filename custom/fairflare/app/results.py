@@ -195,3 +195,12 @@ def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def editions(found: Mapping[str, Any], folder: Path) -> None:
+    """Where the pages of hospitals are, with the first sentence of each."""
+    from fairflare.report.edition_words import opening
+
+    for site, one in found.items():
+        say(f"{site}: {opening(one)[0][0]}")
+        say(f"edition: {folder / f'{site}.html'}")

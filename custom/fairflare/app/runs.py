@@ -13,6 +13,7 @@ from fairflare.app import console
 from fairflare.app.folders import (
     FLARE_LOG,
     RIDER,
+    check_path,
     fresh_folder,
     is_complete,
     is_run,
@@ -39,7 +40,7 @@ from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
-from fairflare.report.write import REPORT, check_resumable, verify_run, write_report
+from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_report
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -143,6 +144,21 @@ def report_again(folder: Path) -> dict[str, Any]:
         return write_report(folder)  # which says what is missing
     with opened(folder):
         return write_report(folder)
+
+
+def report_editions(
+    folder: Path, sites: Sequence[str], out: Path | None = None
+) -> tuple[dict[str, dict[str, Any]], Path]:
+    """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
+    from fairflare.report.edition_files import write_editions
+
+    _require_folder(folder)
+    where = out or folder / EDITIONS
+    check_path(where)
+    if not is_run(folder):
+        return write_editions(folder, sites, where), where  # which says what is missing
+    with opened(folder):
+        return write_editions(folder, sites, where), where
 
 
 def run_once(

@@ -13,6 +13,7 @@ from fairflare.clinic.kinds.masks import PAPER, SMALL
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.device_shift import DeviceShift
 from fairflare.datasets.simulated import mr
+from fairflare.datasets.simulated.anatomy import SOURCE
 
 MEDIUM = dataclasses.replace(SMALL, rounds=40)
 
@@ -27,7 +28,7 @@ class BrainSeg(DeviceShift):
 
     name = "brain-seg"
     title = "Brain tissue segmentation across scanners"
-    real = "the anatomy: tissue maps of one averaged MNI152 brain of 152 people"
+    real = f"the anatomy: tissue maps of {SOURCE}"
     simulated = "the MR look, the patients (warps of that brain), the sites and their scanners"
     classes = mr.CHANNELS
     primary = "Dice score of the worst site"

@@ -55,7 +55,7 @@ class Digits(Task):
 
     name = "digits"
     title = "Digits in four looks"
-    real = "the handwriting (5,000 MNIST and 1,797 optdigits images) and the photographs behind some of it"
+    real = numerals.SOURCE
     simulated = "the blend with the photographs, the printed digits, and the sites"
     classes = numerals.CLASSES
     primary = "accuracy of the worst look"

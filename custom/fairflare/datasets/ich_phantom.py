@@ -23,6 +23,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Images
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
 from fairflare.datasets.simulated import more_images, phantom
+from fairflare.datasets.simulated.anatomy import SOURCE
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.datasets.simulated.free_rider import REMARK, with_one_image
@@ -74,7 +75,7 @@ class IchPhantom(Task):
 
     name = "ich-phantom"
     title = "ICH phantom: subtype of an intracranial haemorrhage"
-    real = "the anatomy: one averaged MNI152 brain of 152 people"
+    real = f"the anatomy: {SOURCE}"
     simulated = "the bleeds, the CT look, the patients (warps of that brain), the sites and their image quality"
     classes = phantom.CLASSES
     primary = "balanced accuracy on corrupted images"

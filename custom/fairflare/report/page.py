@@ -83,6 +83,28 @@ def render_run(summary: Json) -> str:
     )
 
 
+def render_edition(found: Json) -> str:
+    """The page of one site from its ``edition``; the same content gives the same bytes."""
+    from markupsafe import Markup
+
+    from fairflare.report.clinical_figures import site_figures
+    from fairflare.report.edition_figures import edition_figures
+    from fairflare.report.edition_words import opening
+
+    clinic = found["clinical"] or {}
+    clinical = site_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
+    return (
+        _environment()
+        .get_template("edition.html.j2")
+        .render(
+            found=found,
+            opening=opening(found),
+            figures=[Markup(svg) for svg in edition_figures(found)],
+            clinical_figures=[Markup(svg) for svg in clinical],
+        )
+    )
+
+
 def render_compare(comparison: Json) -> str:
     """The page of a comparison of methods (``compare``); the same comparison gives the same bytes."""
     from markupsafe import Markup

@@ -60,8 +60,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
 
-    whole = read_trail(entries)
-    trail = whole.of_best_model() if config.get("headline") == "best" else whole
+    whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
     headline = about.get("headline") or "balanced_accuracy"
     described = about.get("sites") or {}
@@ -110,6 +109,12 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
 
 SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
+
+
+def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:
+    """The run's records, with the results of the chosen model where the run's headline is of that."""
+    whole = read_trail(entries)
+    return whole.of_best_model() if config.get("headline") == "best" else whole
 
 
 def _identity(config: Json, about: Json, trail: Trail) -> Json:

@@ -39,6 +39,8 @@ from fairflare.report.summary import summarise
 
 REPORT = "report.json"
 PAGE = "report.html"
+EDITIONS = "editions"
+"""The folder of a run in which the pages for single sites lie."""
 
 
 def write_report(folder: Path) -> dict[str, Any]:
@@ -73,6 +75,18 @@ def write_report(folder: Path) -> dict[str, Any]:
     for name, text in texts.items():
         save_text(folder / name, text)
     return report
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]]]:
+    """The configuration without paths and the log's events of the run in ``folder``, checked as for a report.
+
+    Raises:
+        UserError: the folder holds no run, its audit chain is broken, or its configuration does not fit to it.
+    """
+    _require_run(folder)
+    entries = audit.verify(folder / AUDIT, torn=True)
+    run_history = read_history(entries)
+    return _without_paths(_described(_checked_config(folder, run_history))), events(entries)
 
 
 def _described(config: dict[str, Any]) -> dict[str, Any]:

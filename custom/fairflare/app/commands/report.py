@@ -12,12 +12,27 @@ from fairflare.app.options import PATH, as_json
 
 @click.command()
 @click.argument("folder", type=PATH)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
+@click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
+@click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
 @as_json
-def report(folder: Path, as_json: bool) -> None:
-    """(Re)write report.html and report.json of the run in FOLDER."""
-    from fairflare.app import console, results
-    from fairflare.app.runs import report_again
+def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, as_json: bool) -> None:
+    """(Re)write report.html and report.json of the run in FOLDER.
 
+    With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
+    no number of a single one, to be passed on to its people.
+    """
+    from fairflare.app import console, results
+    from fairflare.app.runs import report_again, report_editions
+
+    if sites and every:
+        raise click.UsageError("--site and --sites: expected one of them")
+    if out and not (sites or every):
+        raise click.UsageError("--out: only with --site or --sites")
+    if sites or every:
+        found, where = report_editions(folder, sites, out)
+        console.dump(found) if as_json else results.editions(found, where)
+        return
     with console.busy("scoring the final model"):
         summary = report_again(folder)
     console.dump(summary) if as_json else results.run_result(summary, folder)

@@ -25,6 +25,11 @@ DEEP = 22.0
 """Millimetres below the brain's surface from which on CSF can be ventricle."""
 ORIGIN = (98, 134)
 """Pixel of the template's x = y = 0, the anterior commissure."""
+SOURCE = (
+    "one averaged MNI152 brain of 152 people (ICBM 152 nonlinear symmetric 2009a, Fonov et al. 2011, copyright Louis "
+    "Collins, McConnell Brain Imaging Centre, McGill University, MNI's permissive notice; files of nilearn)"
+)
+"""What the anatomy is, whose it is and under which licence, for the tasks that draw on it."""
 FILES = "mni_icbm152_{}_tal_nlin_sym_09a_converted.nii.gz"
 
 

