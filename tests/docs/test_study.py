@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from printed_commands import ROOT
 from scipy import stats
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, brier_score_loss, roc_auc_score
 
 FOLDER = ROOT / "docs" / "results" / "study"
 sys.path.insert(0, str(FOLDER))
 import ablations  # noqa: E402
+import answers  # noqa: E402
 import check  # noqa: E402
 import plan  # noqa: E402
 import tables  # noqa: E402
@@ -99,7 +100,7 @@ def of_site(task, arm, site, metric):
 @pytest.mark.parametrize("task", sorted({r["task"] for r in DIFFERENCES}))
 def test_a_difference_follows_from_the_values_of_the_seeds(task):
     """Student's t by SciPy, from values.csv, of one site and of the worst one."""
-    arm = "uniform"
+    arm = "fedavg"
     sites = list(dict.fromkeys(r["site"] for r in tables.read(tables.VALUES) if r["task"] == task))
     for over in (sites[0], "worst"):
         for metric in ("brier", "calibration"):
@@ -143,6 +144,23 @@ def test_scores_are_those_of_scikit_learn():
     assert np.isnan(one["auc"]).all() and np.isfinite(one["brier"]).all()
 
 
+def test_scores_of_more_than_two_classes_are_those_of_their_definition():
+    rng = np.random.default_rng(5)
+    z, y = rng.normal(size=(50, 4)), rng.integers(0, 4, 50)
+    found = tables.scores(z, y, np.random.default_rng(7))
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    assert found["accuracy"][0] == pytest.approx(accuracy_score(y, p.argmax(1)))
+    assert found["brier"][0] == pytest.approx(brier_score_loss(y, p, labels=range(4), scale_by_half=False))
+    assert found["calibration"][0] == pytest.approx(abs(p.max(1).mean() - accuracy_score(y, p.argmax(1))))
+    assert np.isnan(found["auc"]).all()
+
+
+def test_the_trivial_answer_is_the_training_share():
+    (one,) = set(answers.risk(answers.of_prior(np.array([29, 9]), 5)))
+    assert one == pytest.approx(10 / 40)
+    assert answers.shares(answers.of_prior(np.array([0, 2, 5]), 2)) == pytest.approx(np.array([[0.1, 0.3, 0.6]] * 2))
+
+
 @pytest.mark.parametrize("study", plan.STUDIES, ids=lambda study: study.key)
 def test_the_plan_can_be_run(study, tmp_path, monkeypatch):
     """Every candidate is accepted; all arms have as many; the task names a primary endpoint; seeds are apart."""
@@ -155,6 +173,7 @@ def test_the_plan_can_be_run(study, tmp_path, monkeypatch):
     for arm in study.arms():
         if arm.after:
             assert arm.after[0] in {other.key for other in study.arms()}
+        if arm.after or arm.trivial:
             continue
         labels = plan.candidates(arm, study)
         assert len(set(labels)) == (4 if study.tuned and not arm.like else 1)
@@ -179,6 +198,23 @@ def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
         assert {config.options["alpha"] for _, config in found} == {1e6 if preset == "equal" else 1.0}
     words = ablations.command("equal", "0,1", tables.HERE.parent / "fedism-equal")
     assert words[-2:] == ["--tables", "docs/results/fedism-equal"]
+
+
+def test_the_reduced_ablations_can_be_run_and_ask_for_differences_of_their_arms():
+    for preset in ablations.PRESETS:
+        words = ablations.command(preset, ablations.REDUCED_SEEDS, None, reduced=True)
+        values = dict(word.split("=", 1) for before, word in zip(words, words[1:]) if before == "--set")
+        assert values == ablations.REDUCED
+        assert len(arms(list(ablations.REDUCED_ARMS), f"ich-phantom:{preset}", [0], rounds=20, values=values)) == 6
+    assert set(ablations.REDUCED_ARMS) < set(ablations.ARMS)
+    runs = [{end: 0.1 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
+    more = [{end: 0.1 * k + 0.2 + 0.01 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
+    comparison = {"methods": [{"label": "fedavg", "runs": runs}, {"label": "fedism-plus", "runs": more}]}
+    rows = ablations.parts(comparison)
+    assert [row[:4] for row in rows][0] == ["corrupted", "both, from plain averaging", "fedism-plus", "fedavg"]
+    assert len(rows) == len(ablations.ENDPOINTS) and {row[-1] for row in rows} == {"better"}
+    low, high = stats.t.interval(0.95, 2, np.mean([0.21, 0.22, 0.24]), stats.sem([0.21, 0.22, 0.24]))
+    assert [float(value) for value in rows[0][5:7]] == pytest.approx([low, high], abs=1e-6)
 
 
 @pytest.mark.slow  # three runs of two rounds

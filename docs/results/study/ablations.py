@@ -2,11 +2,14 @@
 """Does FedISM+ do what it says? Its parts, alone and together, where sites have equal label distributions and not.
 
     python docs/results/study/ablations.py FOLDER [--only equal] [--workers 2] [--seeds 0,1,2,3,4,5,6,7] [--rounds N]
+    python docs/results/study/ablations.py FOLDER --reduced [--only equal] [--workers 2]
 
 For each of the presets ``ich-phantom:equal`` and ``ich-phantom:skewed`` this is a ``fairflare compare`` of ``ARMS``,
 kept in FOLDER/PRESET: the same command goes on with what is missing. Its tables go to docs/results/fedism-PRESET, and
 there ``shares.csv`` says what part of the aggregation weights the corrupted sites had in every round, and what part of
-the examples they have. Nothing is written there with ``--rounds`` or other seeds: these are trials.
+the examples they have, and ``parts.csv`` what each part of the method changes (``PARTS``). With ``--rounds`` or other
+seeds nothing is written there: these are trials. ``--reduced`` is a plan of its own, ``REDUCED``, for a machine without
+much time, and goes to docs/results/fedism-PRESET-reduced.
 """
 
 from __future__ import annotations
@@ -16,15 +19,20 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import plan
 
 from fairflare.app.arguments import folder_name
 from fairflare.build import tasks
 from fairflare.federation.files import AUDIT
+from fairflare.report.paired import holm, paired, verdict
 
 RESULTS = Path(__file__).resolve().parent.parent
+SHARES = ("arm", "seed", "round", "corrupted_weight", "corrupted_examples")
+DIFFERENCES = ("endpoint", "part", "arm", "versus", "mean", "low", "high", "p", "p_holm", "verdict")
 ARMS = {
     "fedavg": "plain averaging",
     "fedavg:weighting=uniform": "equal weights",
@@ -38,40 +46,104 @@ ARMS = {
 }
 """METHOD of ``fairflare compare`` -> what it is. The paper probes plain cross-entropy; ``logit_adjusted`` is ours."""
 PRESETS = ("equal", "skewed")
+PARTS = {
+    "flat training": ("fedism-plus:weighting=examples", "fedavg"),
+    "weights": ("fedism-plus:trainer=sgd", "fedavg:weighting=uniform"),
+    "weights on top of flat training": ("fedism-plus", "fedism-plus:weighting=examples"),
+    "flat training on top of weights": ("fedism-plus", "fedism-plus:trainer=sgd"),
+    "both, from plain averaging": ("fedism-plus", "fedavg"),
+    "both, from equal weights": ("fedism-plus", "fedavg:weighting=uniform"),
+    "the radius": ("fedism-plus", "fedism-plus:rho_max=0"),
+    "perturbed loss in place of sharpness": ("fedism-plus:state=L", "fedism-plus"),
+    "the trained loss probed, sharpness": ("fedism-plus:probe_loss=logit_adjusted", "fedism-plus"),
+    "the trained loss probed, perturbed loss": (
+        "fedism-plus:state=L,probe_loss=logit_adjusted",
+        "fedism-plus:state=L",
+    ),
+}
+"""What -> (arm with it, arm without it): differences that were asked for before any run."""
+ENDPOINTS = ("corrupted", "clean", "mean", "worst")
+"""Balanced accuracy on the shared corrupted images, the primary endpoint; on clean ones; of sites: mean and worst."""
+REDUCED = {
+    "task.n_sites": "4", "task.corrupted": "1", "task.images": "480", "task.size": "32", "task.test_images": "500",
+    "task.site_test_images": "100", "train.batch_size": "8",
+}  # fmt: skip
+"""Written before its runs: half of the sites and less than half of the images, at 32 pixels instead of 48."""
+REDUCED_ARMS = (
+    "fedavg",
+    "fedavg:weighting=uniform",
+    "fedism-plus:weighting=examples",
+    "fedism-plus:trainer=sgd",
+    "fedism-plus",
+    "fedism-plus:probe_loss=logit_adjusted",
+)
+"""Without the perturbed loss and the radius of 0, for which there was no time."""
+REDUCED_ROUNDS, REDUCED_SEEDS = 20, "0,1,2,3"
+"""Half of the preset's rounds; half of the seeds that the rules of a claim ask for."""
 
 
 def main() -> None:
-    """Compare, then add up weights."""
+    """Compare, then add up weights and take differences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", choices=PRESETS)
     parser.add_argument("--workers", default="auto")
     parser.add_argument("--seeds", default=",".join(map(str, plan.SEEDS)))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--reduced", action="store_true")
     options = parser.parse_args()
     trial = options.rounds is not None or options.seeds != parser.get_default("seeds")
+    if trial and options.reduced:
+        parser.error("--reduced: has its own seeds and rounds")
+    seeds = REDUCED_SEEDS if options.reduced else options.seeds
     for preset in (options.only,) if options.only else PRESETS:
-        words = command(preset, options.seeds, None if trial else RESULTS / f"fedism-{preset}")
+        name = f"{preset}-reduced" if options.reduced else preset
+        folder, tables = options.folder / name, None if trial else RESULTS / f"fedism-{name}"
+        words = command(preset, seeds, tables, options.reduced)
         words += ["--rounds", str(options.rounds)] if options.rounds else []
-        folder = options.folder / preset
         more = ["--out", str(folder), "--workers", options.workers]
         subprocess.run([sys.executable, "-m", *words, *more], check=True)
-        rows = shares(folder, preset, options.seeds)
-        write(folder / "shares.csv" if trial else RESULTS / f"fedism-{preset}" / "shares.csv", rows)
+        write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, seeds, options.reduced))
+        if tables:
+            write(tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text())))
 
 
-def command(preset: str, seeds: str, tables: Path | None) -> list[str]:
+def command(preset: str, seeds: str, tables: Path | None, reduced: bool = False) -> list[str]:
     """The words of the comparison, from "fairflare" on."""
-    found = ["fairflare", "compare", *ARMS, "--task", f"ich-phantom:{preset}", "--seeds", seeds]
+    chosen = REDUCED_ARMS if reduced else tuple(ARMS)
+    found = ["fairflare", "compare", *chosen, "--task", f"ich-phantom:{preset}", "--seeds", seeds]
+    if reduced:
+        found += ["--rounds", str(REDUCED_ROUNDS)]
+        found += [word for key, value in REDUCED.items() for word in ("--set", f"{key}={value}")]
     return found + (["--tables", str(tables.relative_to(RESULTS.parent.parent))] if tables else [])
 
 
-def shares(folder: Path, preset: str, seeds: str) -> list[list[object]]:
+def parts(comparison: Mapping[str, Any]) -> list[list[object]]:
+    """A line per endpoint and difference of ``PARTS`` whose arms were run; Holm's p over those of an endpoint."""
+    runs = {method["label"]: method["runs"] for method in comparison["methods"]}
+    rows: list[list[object]] = []
+    for endpoint in ENDPOINTS:
+        found = {
+            what: paired([own[endpoint] - other[endpoint] for own, other in zip(runs[arm], runs[versus], strict=True)])
+            for what, (arm, versus) in PARTS.items()
+            if arm in runs and versus in runs
+        }
+        adjusted = holm({what: one["p"] for what, one in found.items()})
+        for what, one in found.items():
+            numbers = [*(one[key] for key in ("mean", "low", "high", "p")), adjusted[what]]
+            written = ["" if value is None else f"{value:.6f}" for value in numbers]
+            rows.append([endpoint, what, *PARTS[what], *written, verdict(one, higher_is_better=True)])
+    return rows
+
+
+def shares(folder: Path, preset: str, seeds: str, reduced: bool = False) -> list[list[object]]:
     """A line per arm, seed and round: the corrupted sites' summed weight, and their share of the examples."""
-    task = tasks.load("ich-phantom", preset)
+    settings = REDUCED if reduced else {}
+    own = {key.removeprefix("task."): int(value) for key, value in settings.items() if key.startswith("task.")}
+    task = tasks.load("ich-phantom", preset, **own)
     poor = {site for site, kind in task.sites().items() if kind != "clean"}
     rows: list[list[object]] = []
-    for arm in ARMS:
+    for arm in REDUCED_ARMS if reduced else ARMS:
         for seed in seeds.split(","):
             run = folder / f"{folder_name(arm)}-seed{seed}"
             for entry in rounds(run):
@@ -91,11 +163,11 @@ def rounds(run: Path) -> list[dict]:
     return [line for line in lines if line["event"] == "round"]
 
 
-def write(path: Path, rows: list[list[object]]) -> None:
+def write(path: Path, heads: Sequence[str], rows: list[list[object]]) -> None:
     """As CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["arm", "seed", "round", "corrupted_weight", "corrupted_examples"])
+        writer.writerow(heads)
         writer.writerows(rows)
 
 

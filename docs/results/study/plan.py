@@ -19,7 +19,7 @@ SLOWEST = 10 / 3
 """Compute of the dearest arm (FedISM+) relative to FedAvg; as many times the rounds has the compute-matched FedAvg."""
 STEPS = (0.1, 0.3, 1.0, 3.0)
 """Candidates of the learning rate, times the preset's, where an arm has nothing else to choose."""
-FIRST = ("solo", "pooled", "fedavg", "uniform", "ditto", "qffl", "fedufo", "fedheal", "fedadam")
+FIRST = ("trivial", "solo", "pooled", "fedavg", "uniform", "ditto", "qffl", "fedufo", "fedheal", "fedadam")
 """Keys of the arms that are run first, with their recalibrations; then the others."""
 
 
@@ -53,6 +53,7 @@ class Arm:
         after: a step after the last round on the runs of this other arm; they are not trained anew.
         like: takes what was chosen for this other arm, and nothing is chosen for it.
         longer: times as many rounds.
+        trivial: needs no training: the share of each class among the site's own training patients.
     """
 
     key: str
@@ -62,6 +63,12 @@ class Arm:
     after: tuple[str, dict[str, str]] | None = None
     like: str = ""
     longer: float = 1.0
+    trivial: bool = False
+
+    @property
+    def chosen(self) -> bool:
+        """Whether it has runs and settings of its own."""
+        return not (self.after or self.like or self.trivial)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ class Study:
         instead: key of an arm -> METHOD as the protocol has it.
         shown: keys of the arms in the table of sites.
         few: candidates of the learning rate where an arm has two values of a setting of its own: FedAvg's best two.
+        only: keys of its arms, where it has few; then ``without`` does not count.
+        metrics: of a site; the area under the curve is that of two classes.
     """
 
     key: str
@@ -99,13 +108,16 @@ class Study:
     instead: dict[str, str] = field(default_factory=dict)
     shown: tuple[str, ...] = SHOWN
     few: tuple[float, float] = (0.3, 1.0)
+    only: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy", "auc", "brier", "calibration")
 
     def arms(self, first: bool = False) -> tuple[Arm, ...]:
         """Its arms, in the tables' order; ``first``: those alone that are run first."""
         return tuple(
             dataclasses.replace(arm, method=self.instead.get(arm.key, arm.method))
             for arm in ARMS
-            if arm.key not in self.without and not (first and (arm.after or (arm.key,))[0] not in FIRST)
+            if (arm.key in self.only if self.only else arm.key not in (*self.without, *OF_FEW))
+            and not (first and (arm.after or (arm.key,))[0] not in FIRST)
         )
 
 
@@ -115,13 +127,17 @@ def after(key: str, title: str, arm: str, **settings: str) -> Arm:
 
 
 REFERENCES = (
+    Arm("trivial", "Trivial answer", trivial=True),
     Arm("solo", "Solo", "solo"),
     Arm("pooled", "Pooled", "pooled"),
     Arm("fedavg", "FedAvg", "fedavg"),
     Arm("uniform", "FedAvg, uniform weights", "fedavg:weighting=uniform"),
     Arm("adjusted", "FedAvg, logit-adjusted loss", "fedavg:logit_tau=1"),
     Arm("longer", "FedAvg, 3.3 x the rounds", "fedavg", like="fedavg", longer=SLOWEST),
+    Arm("twice", "FedAvg, twice the rounds", "fedavg", like="fedavg", longer=2.0),
 )
+OF_FEW = ("twice",)
+"""Keys of arms of those tasks alone that name them: the compute of Ditto, where it is the dearest arm."""
 RECALIBRATED = (
     after("fedavg+intercept", "FedAvg, then intercepts (validation)", "fedavg", slope="false", split="val"),
     after("fedavg+intercept-train", "FedAvg, then intercepts (training)", "fedavg", slope="false", split="train"),
@@ -158,6 +174,7 @@ FLAMBY = {
     "fedyogi": "fedyogi:train.lr=0.003162,server.lr=0.01,server.beta2=0.999,server.v_start=zero,server.tau=1e-8",
 }
 """As in ``fairflare paper flamby-heart``; the pooled arm's patients have their own centre's scale here."""
+OF_IMAGES = ("accuracy", "brier", "calibration")
 STUDIES = (
     Study("ist", "ist:countries", 0.02, 30, "label+sex", (Endpoint("calibration", "worst"), WORST_AUC),
           few=(1.0, 3.0)),
@@ -165,7 +182,10 @@ STUDIES = (
     Study("heart-flamby", "heart:flamby", 0.001, 15, "label+sex", (WORST_ACCURACY,), "accuracy", tuned=False,
           without=("fedavg+intercept", "fedce", "feddg-ga"), instead=FLAMBY),
     Study("support2", "support2:default", 0.003, 20, "label+sex", (WORST_AUC,), natural=False, without=("scaffold",)),
-    Study("covid", "covid-brazil:regions", 0.1, 20, "label+white", (WORST_AUC,), natural=False),
+    Study("covid", "covid-brazil:regions", 0.1, 20, "label+white", (WORST_AUC,), natural=False, few=(0.3, 3.0)),
+    Study("digits", "digits:small", 0.02, 20, "label", (WORST_ACCURACY,), "accuracy", natural=False,
+          only=("trivial", "solo", "pooled", "fedavg", "twice", "ditto", "qffl", "fedheal"),
+          shown=("fedavg", "twice", "qffl", "fedheal", "ditto"), metrics=OF_IMAGES),
 )  # fmt: skip
 
 

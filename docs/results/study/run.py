@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the study's runs, one task after the other, and keeps what their final models say of every patient.
 
-    python docs/results/study/run.py FOLDER [--only ist,heart-full] [--workers 2]
+    python docs/results/study/run.py FOLDER [--only ist,heart-full] [--first] [--workers 2]
 
 FOLDER keeps runs and predictions: the same command goes on with what is missing. What was chosen is written to
 ``chosen.csv`` beside this script. The predictions stay in FOLDER; ``tables.py`` makes the committed files from them.
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import answers
 import numpy as np
 import plan
 import torch
@@ -39,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 CHOSEN = HERE / "chosen.csv"
 Run = tuple[str, RunConfig]
 Predicted = dict[str, np.ndarray]
-"""SITE/SPLIT/z: the logit of the second class; SITE/SPLIT/y: 0 or 1."""
+"""SITE/SPLIT/z: the logit of the second class, or of each of more than two; SITE/SPLIT/y: the classes."""
 
 
 def main() -> None:
@@ -47,18 +48,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", help="keys of tasks")
+    parser.add_argument("--first", action="store_true", help="those arms alone that are run first")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     asked = [study for study in plan.STUDIES if options.only is None or study.key in options.only.split(",")]
-    for first in (True, False):
+    for first in (True,) if options.first else (True, False):
         for study in asked:
             make(study, options.folder / study.key, options.workers, first)
 
 
 def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[str, str]:
     """Key of an arm -> METHOD with what was chosen on validation patients; runs what is missing."""
-    trained = [arm for arm in study.arms(first) if not arm.after and not arm.like]
+    trained = [arm for arm in study.arms(first) if arm.chosen]
     labels = {arm.key: plan.candidates(arm, study) for arm in trained}
     several = list(dict.fromkeys(label for found in labels.values() if len(found) > 1 for label in found))
     seeds, losses = plan.TUNING[study.natural], {}
@@ -77,13 +79,8 @@ def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[s
 def loss(predicted: Predicted) -> float:
     """Brier score on validation patients, a mean over sites that have any."""
     sites = sorted({name.split("/")[0] for name in predicted})
-    found = [predicted[f"{site}/val/y"] - risk(predicted[f"{site}/val/z"]) for site in sites]
-    return float(np.mean([np.mean(one**2) for one in found if len(one)]))
-
-
-def risk(z: np.ndarray) -> np.ndarray:
-    """The logistic function."""
-    return np.asarray(0.5 * (1 + np.tanh(z / 2)))
+    found = [answers.squared(predicted[f"{site}/val/z"], predicted[f"{site}/val/y"]) for site in sites]
+    return float(np.mean([np.mean(one) for one in found if len(one)]))
 
 
 def save(key: str, rows: Sequence[Sequence[object]]) -> None:
@@ -111,7 +108,8 @@ def make(study: plan.Study, folder: Path, workers: int, first: bool) -> None:
         if arm.like:
             runs[arm.key] = configured([chosen[arm.like]], study, plan.SEEDS, round(arm.longer * study.rounds))
             together(runs[arm.key], folder / arm.key, workers)
-        for seed, run in zip(plan.SEEDS, runs[arm.after[0] if arm.after else arm.key], strict=True):
+        of = "fedavg" if arm.trivial else arm.after[0] if arm.after else arm.key
+        for seed, run in zip(plan.SEEDS, runs[of], strict=True):
             keep(folder, arm, seed, run)
 
 
@@ -121,6 +119,7 @@ def keep(folder: Path, arm: plan.Arm, seed: int, run: Run) -> None:
     if not kept.is_file():
         place = folder / (arm.key if arm.like else "runs") / run[0]
         found = recalibrated(place, run[1], arm.after[1]) if arm.after else beside(place)
+        found = prior(run[1], found) if arm.trivial else found
         write(kept, {key: values for key, values in found.items() if "/test/" in key})
 
 
@@ -174,7 +173,8 @@ def predictions(folder: Path, config: RunConfig) -> Predicted:
         data = parts.trainer.site_data(parts.task.site_data(site))
         for split in ("val", "test"):
             outputs, targets, _ = predict(parts.network, data.fixed(split, 256), torch.device("cpu"))
-            z = (outputs[:, 1] - outputs[:, 0]) if len(outputs) else outputs
+            two = len(outputs) and outputs.shape[1] == 2
+            z = (outputs[:, 1] - outputs[:, 0]) if two else outputs
             found |= {f"{site}/{split}/z": z.double().numpy(), f"{site}/{split}/y": targets.numpy().astype(np.int8)}
     return found
 
@@ -186,6 +186,15 @@ def serving(folder: Path, client: str, parts: Parts, shared: StateDict) -> State
         return own[client]  # type: ignore[no-any-return]
     kept = personal_file(folder / SITES / f"{client}.pt")
     return {**shared, **torch.load(kept, weights_only=True)} if kept.is_file() else shared
+
+
+def prior(config: RunConfig, like: Predicted) -> Predicted:
+    """The predictions of the trivial answer for the patients of a run."""
+    parts, found = build_parts(config), dict(like)
+    for site in site_of_client(config, parts.task).values():
+        counts = parts.task.site_data(site).class_counts.numpy()
+        found[f"{site}/test/z"] = answers.of_prior(counts, len(like[f"{site}/test/y"]))
+    return found
 
 
 def recalibrated(folder: Path, config: RunConfig, settings: dict[str, str]) -> Predicted:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import answers
 import numpy as np
 import plan
 
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "STUDY.md"
 VALUES, DIFFERENCES, JOINING = HERE / "values.csv", HERE / "differences.csv", HERE / "joining.csv"
 METRICS = {"accuracy": True, "auc": True, "brier": False, "calibration": False}
-"""Name -> whether more is better; calibration is in the large, without its sign."""
+"""Name -> whether more is better; calibration is in the large, without its sign, see ``answers.excess``."""
 WORDS = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score", "calibration": "calibration error"}
 RESAMPLES = 1000
 """Of the test patients."""
@@ -82,11 +83,14 @@ def scores(z: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> dict[str, 
     """n, positives, the signed calibration and every metric, see ``Scored``."""
     n = len(y)
     counts = np.vstack([np.ones(n), rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)]).astype(np.float32)
-    p = 0.5 * (1 + np.tanh(z / 2))
-    each = {"accuracy": (z > 0) == (y > 0), "brier": (p - y) ** 2, "signed": p - y}
+    each = {
+        "accuracy": answers.correct(z, y),
+        "brier": answers.squared(z, y),
+        "signed": answers.excess(z, y),
+    }
     means = {name: (counts @ value.astype(np.float64)) / n for name, value in each.items()}
-    found = {"n": n, "positives": int(y.sum()), "signed": float(means["signed"][0])}
-    auc = areas(z, y > 0, counts)
+    found = {"n": n, "positives": int((y > 0).sum()), "signed": float(means["signed"][0])}
+    auc = areas(z, y > 0, counts) if z.ndim == 1 else np.full(1 + RESAMPLES, np.nan)
     return found | {
         "accuracy": means["accuracy"], "auc": auc, "brier": means["brier"], "calibration": np.abs(means["signed"])
     }  # fmt: skip
@@ -127,7 +131,7 @@ def compared(study: plan.Study, scored: Mapping[str, Any]) -> tuple[list[list[An
     quantities = {
         (over, metric): {arm: quantity(found, over, metric) for arm, found in scored.items()}
         for over in ("mean", "worst", *sites)
-        for metric in METRICS
+        for metric in study.metrics
     }
     for versus in VERSUS:
         for (over, metric), of_arms in quantities.items():
@@ -145,7 +149,7 @@ def compared(study: plan.Study, scored: Mapping[str, Any]) -> tuple[list[list[An
                 known += [one["patients"]["low"], one["patients"]["high"], one["p"], adjusted[arm], one["g"]]
                 rows.append([study.key, arm, versus, over, metric, *map(figure, known), one["verdict"]])
     for arm in scored:
-        for metric in METRICS:
+        for metric in study.metrics:
             own_rows = [r for r in rows if r[1] == arm and r[2] == "solo" and r[3] in sites and r[4] == metric]
             if own_rows:
                 joining.append([study.key, arm, metric, *counted(own_rows, METRICS[metric]), len(own_rows)])
@@ -200,7 +204,7 @@ def figure(value: float | None) -> str:
 
 def replace(path: Path, task: str, rows: Sequence[Sequence[Any]]) -> None:
     """``rows`` below their header, with the other tasks' old lines."""
-    old = [list(row.values()) for row in read(path) if row["task"] != task] if path.is_file() else []
+    old = [[row.get(name, "") for name in rows[0]] for row in read(path) if row["task"] != task]
     order = [study.key for study in plan.STUDIES]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -209,7 +213,9 @@ def replace(path: Path, task: str, rows: Sequence[Sequence[Any]]) -> None:
 
 
 def read(path: Path) -> Rows:
-    """Its lines."""
+    """Its lines; none if it is not there."""
+    if not path.is_file():
+        return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -230,7 +236,7 @@ def filled(page: str) -> str:
 def endpoints(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
     """A line per arm: the primary endpoints with their differences from FedAvg and from solo."""
     secondary = [plan.Endpoint("auc", "mean"), plan.Endpoint("brier", "mean"), plan.Endpoint("calibration", "worst")]
-    shown = [*study.primary, *[one for one in secondary if one not in study.primary]]
+    shown = [*study.primary, *[s for s in secondary if s not in study.primary and s.metric in study.metrics]]
     heads = ["arm"]
     for one in shown:
         what = f"{one.over} {WORDS[one.metric]}"
@@ -264,12 +270,12 @@ def joined(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
     found = {(row["arm"], row["metric"]): row for row in rows[JOINING]}
     many = next(iter(found.values()))["of"]
     heads = [f"of {many} sites, against solo"]
-    for metric in METRICS:
+    for metric in study.metrics:
         heads.append(f"{WORDS[metric]}: gain / cannot be told / lose (mean on the losing side)")
-    lines = [heads, ["---", *["--:"] * len(METRICS)]]
+    lines = [heads, ["---", *["--:"] * len(study.metrics)]]
     for arm in study.arms():
         if (arm.key, "brier") in found:
-            cells = [found[arm.key, metric] for metric in METRICS]
+            cells = [found[arm.key, metric] for metric in study.metrics]
             counts = [f"{c['gains']} / {c['cannot_be_told']} / {c['loses']} ({c['lower']})" for c in cells]
             lines.append([arm.title, *counts])
     return [f"| {' | '.join(line)} |" for line in lines]
