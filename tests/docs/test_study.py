@@ -209,8 +209,8 @@ def test_the_reduced_ablations_can_be_run_and_ask_for_differences_of_their_arms(
     assert set(ablations.REDUCED_ARMS) < set(ablations.ARMS)
     runs = [{end: 0.1 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
     more = [{end: 0.1 * k + 0.2 + 0.01 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
-    comparison = {"methods": [{"label": "fedavg", "runs": runs}, {"label": "fedism-plus", "runs": more}]}
-    rows = ablations.parts(comparison)
+    comparison = {"methods": [{"label": "FedAvg", "runs": runs}, {"label": "FedISM+, both", "runs": more}]}
+    rows = ablations.parts(comparison, ("fedavg", "fedism-plus"))
     assert [row[:4] for row in rows][0] == ["corrupted", "both, from plain averaging", "fedism-plus", "fedavg"]
     assert len(rows) == len(ablations.ENDPOINTS) and {row[-1] for row in rows} == {"better"}
     low, high = stats.t.interval(0.95, 2, np.mean([0.21, 0.22, 0.24]), stats.sem([0.21, 0.22, 0.24]))

@@ -105,7 +105,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", *words, *more], check=True)
         write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, seeds, options.reduced))
         if tables:
-            write(tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text())))
+            arms = REDUCED_ARMS if options.reduced else tuple(ARMS)
+            write(tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text()), arms))
 
 
 def command(preset: str, seeds: str, tables: Path | None, reduced: bool = False) -> list[str]:
@@ -118,9 +119,9 @@ def command(preset: str, seeds: str, tables: Path | None, reduced: bool = False)
     return found + (["--tables", str(tables.relative_to(RESULTS.parent.parent))] if tables else [])
 
 
-def parts(comparison: Mapping[str, Any]) -> list[list[object]]:
-    """A line per endpoint and difference of ``PARTS`` whose arms were run; Holm's p over those of an endpoint."""
-    runs = {method["label"]: method["runs"] for method in comparison["methods"]}
+def parts(comparison: Mapping[str, Any], arms: Sequence[str]) -> list[list[object]]:
+    """A line per endpoint and difference of ``PARTS`` whose ``arms`` were run; Holm's p over those of an endpoint."""
+    runs = {arm: method["runs"] for arm, method in zip(arms, comparison["methods"], strict=True)}
     rows: list[list[object]] = []
     for endpoint in ENDPOINTS:
         found = {
