@@ -52,9 +52,11 @@ def test_fedlwr_with_flares_own_command(poc, tmp_path):
     check_run(run, expected)
 
 
-def test_fedufo_through_the_console(poc, tmp_path):
-    table = [*TABLE, "--set", "level=multi"]
+def test_fedufo_through_the_console_from_given_weights(poc, tmp_path):
+    plain = in_process(tmp_path / "first", "fedavg", *TABLE)
+    table = [*TABLE, "--set", "level=multi", "--init-from", tmp_path / "first"]
     expected = in_process(tmp_path / "local", "fedufo", *table)
+    assert check_run(tmp_path / "local", expected)[0]["model_sha256"] == plain
     poc.fairflare("export", "fedufo", *table, "--out", poc.kits / LEAD / "transfer" / "fedufo")
     told = poc.console(LEAD, "submit_job fedufo", "list_jobs")
     job = re.search(r"Submitted job: (\S+)", told)

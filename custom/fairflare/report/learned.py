@@ -40,7 +40,7 @@ def learned_section(trail: Trail, rows: Sequence[Json], headline: str, higher: b
 
     Args:
         trail: the run.
-        rows: one per site, with the final model's ``value``.
+        rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
         headline: the metric.
         higher: whether its higher values are better.
         about: of the task: the metrics in words, with chance levels.
@@ -85,9 +85,14 @@ def verdict(summary: Mapping[str, Any]) -> str:
         return ""
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
     means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
+    whose = (
+        ("The sites' own models have", "their", "they")
+        if summary.get("used")
+        else ("This model has", "its", "the model")
+    )
     return (
-        f"This model has not learned: at {found['compared'] - found['better']} of {_compared(found)} "
-        f"its {metric} is no better than what needs no network (there {means[0]} on average; the model {means[1]})."
+        f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
+        f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
     )
 
 
@@ -104,9 +109,10 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     if found.get("learned"):
         whole = "at every site" if found["compared"] == len(found["rows"]) else "at all of them"
         where = whole if found["better"] == found["compared"] else f"at {found['better']} of them"
+        model = "the site's own model" if summary.get("used") else "the model"
         said.append(
             f"What needs no network reaches {text(found['trivial'])} on average over "
-            f"{_compared(found)}; the model is better {where}."
+            f"{_compared(found)}; {model} is better {where}."
         )
     if trend := found.get("trend"):
         said.append(_still(trend))

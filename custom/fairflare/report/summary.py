@@ -18,7 +18,7 @@ from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
 from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.personal import OWN_CAVEAT, personal_section
+from fairflare.report.personal import OWN_CAVEAT, personal_rows, personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.schema import last_rounds
 from fairflare.report.sections import group_section, preflight_section
@@ -70,6 +70,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     counted = trail.of_own_models() if counts_own else trail
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
+    personal = personal_section(trail, sites, headline, higher)
+    used = used_models(config, personal)
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -87,8 +89,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, rows, headline, higher, about),
-        "personal": personal_section(trail, sites, headline, higher),
+        "learned": learned_section(whole, personal_rows(personal, rows) if used else rows, headline, higher, about),
+        "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
         "clinical": clinical_section(whole, config, about, sites),
@@ -100,7 +102,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "provenance": _provenance(config, trail),
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
-    if used_models(config, summary["personal"]):
+    if used:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
