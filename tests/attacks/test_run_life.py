@@ -258,6 +258,8 @@ class Job:
     def get_app_custom_dir(self, job):
         return str(self.root / "none")
 
+    get_app_config_dir = get_app_custom_dir
+
     get_site_custom_dir = get_site_config_dir = lambda self: str(self.root / "none")
 
 
@@ -735,6 +737,8 @@ def test_a_signal_ends_a_run_in_one_line(number, code, capsys, tmp_path):
         original = Site._train
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jobs are born like that
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so are those of nohup
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
         def train(self, order, *more):
             if order.round.number == 2:
