@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +33,36 @@ def _draw(figure: Figure, one: Json) -> str | None:
     rows = sorted((row for row in one["sites"] if row["benefit"] is not None), key=lambda row: -row["benefit"])
     if not rows:
         return None
+    draw_benefits(figure, [(short(row["site"]), row) for row in rows], f"benefit in {one['label']}")
+    counts = one["counts"]
+    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"
+
+
+def draw_benefits(
+    figure: Figure, rows: Sequence[tuple[str, Json]], what: str, words: Mapping[str, str] | None = None
+) -> None:
+    """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
+
+    Args:
+        figure: to draw in; its height follows the rows.
+        rows: each with benefit, low, high and verdict.
+        what: the axis is of.
+        words: verdict -> what the legend says; the verdicts themselves by default.
+    """
     figure.set_figheight(1.7 + 0.26 * len(rows))
     axes = figure.subplots()
     axes.axvline(0, color=DARK, linewidth=1)
     named = set[str]()
-    for y, row in enumerate(rows):
-        colour, marker = LOOKS[row["verdict"]]
-        words = row["verdict"] if row["verdict"] not in named else None
-        named.add(row["verdict"])
+    for y, (_, row) in enumerate(rows):
+        verdict = row["verdict"]
+        colour, marker = LOOKS[verdict]
+        once = (words or {}).get(verdict, verdict) if verdict not in named else None
+        named.add(verdict)
         where = {"mean": row["benefit"], "low": row["low"], "high": row["high"]}
-        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=words)
+        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=once)
         axes.axhline(y, color="#e6e6e6", linewidth=0.8, linestyle=DASHES, zorder=0)
-    axes.set_yticks(range(len(rows)), [short(row["site"]) for row in rows])
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"benefit in {one['label']}, above 0 joining is better\n(95 % interval over patients)")
+    axes.set_xlabel(f"{what}, above 0 joining is better\n(95 % interval over patients)")
     legend(figure, axes, columns=3)
-    counts = one["counts"]
-    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
-from fairflare.report.benefit_figure import LOOKS
-from fairflare.report.marks import DASHES, curve, over_rounds, point
+from fairflare.report.benefit import GAINS, LOSES
+from fairflare.report.benefit_figure import draw_benefits
+from fairflare.report.marks import DASHES, curve, over_rounds
 from fairflare.report.svg import BLUE, DARK, GREY, inline, legend, short
 from fairflare.report.values import capital, signed, text
 
@@ -34,23 +34,8 @@ def _benefits(figure: Figure, found: Json) -> str | None:
     rows = [(name, row) for name, row in rows if row["verdict"] is not None][:MOST]
     if not rows:
         return None
-    figure.set_figheight(1.7 + 0.26 * len(rows))
-    axes = figure.subplots()
-    axes.axvline(0, color=DARK, linewidth=1)
-    named = set[str]()
-    for y, (_, row) in enumerate(rows):
-        colour, marker = LOOKS[row["verdict"]]
-        words = {GAINS: "joining is better", LOSES: "joining is worse", UNCLEAR: "cannot be told"}[row["verdict"]]
-        where = {"mean": row["benefit"], "low": row["low"], "high": row["high"]}
-        once = words if words not in named else None
-        named.add(words)
-        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=once)
-        axes.axhline(y, color="#e6e6e6", linewidth=0.8, linestyle=DASHES, zorder=0)
-    axes.set_yticks(range(len(rows)), [short(name, 30) for name, _ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("benefit, above 0 joining is better\n(95 % interval over patients)")
-    legend(figure, axes, columns=3)
+    words = {GAINS: "joining is better", LOSES: "joining is worse"}
+    draw_benefits(figure, [(short(name, 30), row) for name, row in rows], "benefit", words)
     name, first = rows[0]
     return f"What joining gives in {name}: {signed(first['benefit'])}"
 

@@ -43,12 +43,17 @@ def as_used(run: Json) -> Json:
     """
     if run.get(USED) != PERSONAL or COUNTED in run or not run.get("personal"):
         return run
-    own = {row["site"]: row for row in run["personal"]["rows"]}
-    rows = [_row(row, own.get(row["site"]) or {}) for row in run["sites"]]
+    rows = own_rows(run["sites"], run["personal"])
     values = {row["site"]: row["value"] for row in rows}
     fairness = {**run["fairness"], **describe(values, run["higher_is_better"])}
     groups = run["personal"].get("groups")
     return {**run, "sites": rows, "fairness": fairness, "groups": groups, SHOWN: PERSONAL}
+
+
+def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
+    """The sites' ``rows`` with the results of their own models; as they are where a site has none."""
+    own = {row["site"]: row for row in personal["rows"]}
+    return [_row(row, own.get(row["site"]) or {}) for row in rows]
 
 
 def _row(row: Json, own: Mapping[str, Any]) -> Json:

@@ -58,12 +58,6 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
     }
 
 
-def personal_rows(section: Json | None, rows: Sequence[Json]) -> list[Json]:
-    """``rows`` with the value of each site's own model; the shared model's where a site has none."""
-    own = {row["site"]: row["personal"] for row in (section or {}).get("rows", ())}
-    return [{**row, "value": row["value"] if own.get(row["site"]) is None else own[row["site"]]} for row in rows]
-
-
 def personal_quantities(run: Json) -> dict[str, float | None]:
     """The values of ``QUANTITIES`` in one run's summary: of those models that its other results are not of.
 

@@ -12,13 +12,13 @@ from fairflare.report.benefit import benefit_section
 from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
 from fairflare.report.chosen import chosen_section
 from fairflare.report.fairness import describe, mean
-from fairflare.report.in_use import used_models
+from fairflare.report.in_use import own_rows, used_models
 from fairflare.report.learned import learned_section
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
 from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.personal import OWN_CAVEAT, personal_rows, personal_section
+from fairflare.report.personal import OWN_CAVEAT, personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
 from fairflare.report.schema import last_rounds
 from fairflare.report.sections import group_section, preflight_section
@@ -72,6 +72,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     values = {row["site"]: row["value"] for row in rows}
     personal = personal_section(trail, sites, headline, higher)
     used = used_models(config, personal)
+    in_use = own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -89,7 +90,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, personal_rows(personal, rows) if used else rows, headline, higher, about),
+        "learned": learned_section(whole, in_use, headline, higher, about),
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from fairflare.report.in_use import own_rows
 from fairflare.report.learned import learned_section, sentences, verdict
-from fairflare.report.personal import personal_rows
 from fairflare.report.trail import Trail
 
 ABOUT = {"metrics": {"balanced_accuracy": {"chance": 0.5}}}
@@ -43,8 +43,9 @@ def test_a_model_that_is_better_at_most_sites_has_and_the_baseline_stands_beside
 
 def test_where_sites_use_models_of_their_own_these_are_held_against_it():
     rows = [{"site": "s0", "value": 0.2}, {"site": "s1", "value": 0.3}]
-    own = {"rows": [{"site": "s0", "personal": 0.7}, {"site": "s1", "personal": None}]}
-    assert [row["value"] for row in personal_rows(own, rows)] == [0.7, 0.3]
+    empty = {"test": {}, "val": {}}
+    own = {"rows": [{"site": "s0", "personal": 0.7, **empty}, {"site": "s1", "personal": None, **empty}]}
+    assert [row["value"] for row in own_rows(rows, own)] == [0.7, 0.3]
     better, worse = section([0.7], [0.5]), section([0.4], [0.5])
     assert "the site's own model is better at every site" in sentences({**summary(better), "used": "personal"})[0]
     assert verdict({**summary(worse), "used": "personal"}).startswith("The sites' own models have not learned: at 1 of")
