@@ -60,7 +60,7 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
     after = at_server(config, parts, view_of(config, parts))
     assert after is not None  # the configuration names one
     with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
-        own = _in_use(parts, ended, transport.sites())
+        own = parts.rule.in_use(ended.model, ended.models, transport.sites())
         found, rejections = after.run(transport, aggregation, own, _last(config), ended.declared)
     return {**found, "rejected": by_site(rejections)}
 
@@ -85,7 +85,7 @@ def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, An
     first = {key: value.clone() for key, value in parts.model.items()}
     with _sites_of(config, folder, parts, ended, "--solo") as (transport, _):
         training = [site for site in transport.sites() if site != config.leave_out]
-        own = _in_use(parts, ended, training)
+        own = parts.rule.in_use(ended.model, ended.models, training)
         found, rejections = question.run(transport, first, own, _last(config), ended.declared)
     return {**found, "rejected": by_site(rejections)}
 
@@ -108,12 +108,6 @@ def _sites_of(
             raise RunFailed(reason)
         yield sites.transport, aggregation
     forget(folder / SITES, asked)
-
-
-def _in_use(parts: Parts, ended: Ended, sites: list[str]) -> dict[str, StateDict]:
-    """Site -> the model that it uses."""
-    own = ended.models if parts.rule.counts_own else {}
-    return {site: own.get(site, ended.model) for site in sites}
 
 
 def _last(config: RunConfig) -> Round:

@@ -402,8 +402,7 @@ class Federation:
         if self.after is None:
             return
         present, away = self._participation.of(self.transport.sites())
-        own = standing.models if self.rule.counts_own else {}  # a model that sites are shown beside theirs is not used
-        models = {site: own.get(site, standing.model) for site in present}
+        models = self.rule.in_use(standing.model, standing.models, present)
         last = Round(self.rounds, self.rounds)
         with self._backlog.while_sites(Beside.EVALUATION):
             found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
@@ -415,8 +414,7 @@ class Federation:
         if self.benefit is None:
             return
         present, away = self._participation.of(self._training_sites())
-        own = standing.models if self.rule.counts_own else {}
-        models = {site: own.get(site, standing.model) for site in present}
+        models = self.rule.in_use(standing.model, standing.models, present)
         last, other = Round(self.rounds, self.rounds), list[Rejection]()
         if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
             # The run goes on where this configuration makes another initial model than the one that it began with.

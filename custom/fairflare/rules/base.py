@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -59,6 +59,14 @@ class Rule(ABC):
     For a state as large as the sites' models, of which a copy would double the server's memory. Whoever calls
     ``aggregate`` twice with one state passes a copy then.
     """
+
+    def in_use(self, model: StateDict, models: Mapping[str, StateDict], sites: Iterable[str]) -> dict[str, StateDict]:
+        """Site -> the model that it uses: its own of ``models`` where sites use these, else the shared ``model``.
+
+        A model that sites are shown beside the shared one is not used.
+        """
+        own = models if self.counts_own else {}
+        return {site: own.get(site, model) for site in sites}
 
     @property
     def wanted(self) -> tuple[str, ...]:
