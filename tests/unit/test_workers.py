@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 
 import psutil
@@ -108,8 +109,10 @@ def small_sites(names, announce, tell):
 
 @pytest.fixture(autouse=True)
 def forks(monkeypatch):
-    """Whatever other files have imported; a worker collects nothing that it has inherited."""
+    """Whatever other files have imported or left running; a worker collects nothing that it has inherited."""
     monkeypatch.delitem(sys.modules, "tenseal", raising=False)
+    left = {*threading.enumerate()} - {threading.main_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: len({*threading.enumerate()} - left))
 
 
 @contextlib.contextmanager
@@ -192,7 +195,7 @@ def test_names_in_a_line_are_few():
 def test_a_fork_needs_one_thread_and_no_gpu(monkeypatch):
     assert workers.start_method() == ("fork" if sys.platform == "linux" else "spawn")
     assert workers.start_method(threads=2) == "spawn"
-    other = workers.threading.Thread(target=time.sleep, args=(0.3,))
+    other = threading.Thread(target=time.sleep, args=(0.3,))
     other.start()
     assert workers.start_method() == "spawn"
     other.join()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -134,6 +134,10 @@ class Bounded(Rule):
     def counts_own(self) -> bool:  # type: ignore[override]  # as ``notes``
         """The rule's."""
         return self.rule.counts_own
+
+    def in_use(self, model: StateDict, models: Mapping[str, StateDict], sites: Iterable[str]) -> dict[str, StateDict]:
+        """The rule's."""
+        return self.rule.in_use(model, models, sites)
 
     @property
     def alone(self) -> bool:  # type: ignore[override]  # as ``notes``
