@@ -195,13 +195,13 @@ class Answer:
     )
     tensors: Any = _field("tensors", "tensors that the method's parts declare", default={}, secure="hidden")
     metrics: Any = _field(
-        _METRICS, "the task's metrics of the received model on the site's own splits; after the last round also of an "
-        "answer that needs no network",
+        _METRICS, "the task's metrics of the received model on the site's own splits; after the last round with "
+        "intervals over its test patients, and also of an answer that needs no network",
         default={}, exchanges=("preflight", "train", "evaluate"), secure="later", hidden=HIDDEN_METRICS,
         audit=True, carried="metrics",
     )  # fmt: skip
     personal: Any = _field(
-        "evaluation", "the same metrics of the site's personal model, in runs whose trainer keeps one",
+        "evaluation", "the same metrics and intervals of the site's personal model, in runs whose trainer keeps one",
         default={}, exchanges=("evaluate",), audit=True,
     )  # fmt: skip
     seconds: Any = _field(

@@ -42,6 +42,7 @@ __all__ = [
     "GROUP_LOSS",
     "HELD",
     "Info",
+    "INTERVALS",
     "LARGEST_LOSS",
     "LocalWork",
     "MOST_EXAMPLES",
@@ -178,6 +179,8 @@ PERSONAL = "personal"
 """Key of a site's memory under which its personal model, or its personal entries, lie."""
 TRIVIAL = "trivial"
 """Key of a final evaluation under which the results of an answer that needs no network lie, split by split."""
+INTERVALS = "intervals"
+"""Key of a final evaluation under which metric -> {"low", "high"} lies: its interval over the site's test patients."""
 
 
 @dataclass

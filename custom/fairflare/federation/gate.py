@@ -14,7 +14,7 @@ from fairflare.core.schema import SPLITS, Answer, answer_fields
 from fairflare.core.slots import Slot
 from fairflare.core.stored import gathered, held
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
-from fairflare.federation import norms
+from fairflare.federation import intervals, norms
 from fairflare.federation.checks import (
     Ranges,
     Refused,
@@ -232,7 +232,7 @@ def inspect_evaluation(
     personal: bool = False,
     view: View = NOTHING,
 ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
-    """Site -> split -> metrics, and "groups" -> split -> group -> {"n", "value"}, and the rejections.
+    """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
 
     Args:
         answers: in any order.
@@ -266,6 +266,7 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None)
     found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
     found["n"] = checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
+    found |= intervals.checked(content, metrics)
     for split, known in found["groups"].items():
         total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):

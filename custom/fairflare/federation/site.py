@@ -29,6 +29,7 @@ from fairflare.federation.benefit.alone import Alone
 from fairflare.federation.benefit.measured import ROUNDS, Pair, measured
 from fairflare.federation.clinical_site import ClinicalAtSite
 from fairflare.federation.evaluation import Both, Condense, Predictions, Scoring, finite, predict, results
+from fairflare.federation.intervals import over_patients
 from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.received import check_received
@@ -399,24 +400,25 @@ class Site:
         return round == Round(self.training.rounds, self.training.rounds)
 
     def _results(self, model: StateDict, used: bool) -> tuple[dict[str, dict[str, Any]], Cases | None]:
-        """What ``model`` does on the site's own splits, see ``evaluation.results``, and its test cases.
+        """What ``model`` does on the site's own splits, with intervals over its test cases, and these cases.
 
         Args:
             model: a state dict, which stays loaded.
             used: whether it is the one that the site uses; of any other no cases are kept.
         """
         self.network.load_state_dict(model)
-        beside, members = Both(self.scoring.condense, plain), list[Tensor]()
+        beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
+        keeps = used and self.clinical is not None
 
         def predicted(split: SplitName) -> Predictions:
-            if split != "test" or not used or self.clinical is None:
+            if split != "test":
                 return self._predict(split)
-            found = self._predict(split, beside)
-            members.append(found[-1])
-            return found
+            tested.append(self._predict(split, beside if keeps else None))
+            return tested[-1]
 
         shown = results(predicted, self._examples, self.scoring, self.groups, self.min_count)
-        return shown, Cases(*beside.kept(), *members) if members else None
+        shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
+        return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
 
     def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(

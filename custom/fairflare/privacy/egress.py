@@ -15,7 +15,7 @@ import torch
 from fairflare.core.findings import BANDS, KINDS
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Spec, answer_fields
 from fairflare.core.slots import Slot, wrong_tensors
-from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict, metric_range
+from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict, metric_range
 from fairflare.core.versions import NAMES, TEXT
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 
@@ -154,7 +154,7 @@ class Egress:
     def _check_evaluation(self, metrics: Any, field: _Field) -> None:
         allowed = field.here and (field.name != PERSONAL or self.personal)
         beside = () if field.name == PERSONAL else (TRIVIAL,)
-        _check_names(field.name, metrics, (*SPLITS, "n", "groups", *beside) if allowed else ())
+        _check_names(field.name, metrics, (*SPLITS, "n", "groups", INTERVALS, *beside) if allowed else ())
         for split in SPLITS:
             _check_numbers("metric", metrics.get(split, {}), self._metric_ranges)
         _check_numbers("size", metrics.get("n", {}), dict.fromkeys(SPLITS, (0.0, LARGEST)))
@@ -162,6 +162,10 @@ class Egress:
         _check_names(TRIVIAL, trivial, SPLITS)
         for found in trivial.values():
             _check_numbers("metric", found, self._metric_ranges)
+        ends = metrics.get(INTERVALS, {})
+        _check_names("interval", ends, self._metric_ranges)
+        for name, pair in ends.items():
+            _check_numbers("interval", pair, dict.fromkeys(("low", "high"), self._metric_ranges[name]))
         groups = metrics.get("groups", {})
         _check_names("groups", groups, SPLITS)
         for cells in groups.values():

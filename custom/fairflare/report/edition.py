@@ -44,11 +44,12 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
 
     Returns:
         format, site, what it is, sites (how many), run (method, task, rounds, status, seed), headline and metrics in
-        words; result: n, value, val, test (every metric), trivial, whose ("personal" or "shared" model) and shared (the
-        shared model's value where the site uses its own); standing: value and benefit, with sentences; benefit: per
-        metric the site's row and its groups' rows, None where the run did not ask, or why it has none; rounds: round,
-        value, weight, state and notes; others_rounds; groups; clinical; part: expected, accepted, left_out, codes,
-        weight and share; notes: name, label, meaning, mean; rule (what is said of others) and provenance.
+        words; result: n, value, val, test (every metric), intervals, trivial, whose ("personal" or "shared" model) and
+        shared (the shared model's value where the site uses its own); standing: value and benefit, with sentences;
+        benefit: per metric the site's row and its groups' rows, None where the run did not ask, or why it has none;
+        rounds: round, value, weight, state and notes; others_rounds; groups; clinical; part: expected, accepted,
+        left_out, codes, weight and share; notes: name, label, meaning, mean; rule (what is said of others) and
+        provenance.
     """
     used = as_used(summary)
     rows = {row["site"]: row for row in used["sites"]}
@@ -99,6 +100,7 @@ def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
         "value": row["value"],
         "val": number(row["val"].get(metric)),
         "test": row["test"],
+        "intervals": row["intervals"],
         "trivial": trivial_of(summary, site),
         "whose": PERSONAL if own or "counted" in summary else "shared",
         "shared": shared["value"] if own else None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.in_use import SHOWN
-from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked
+from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked, whiskers
 from fairflare.report.metrics import label
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
 from fairflare.report.values import capital, in_order, plural, text
@@ -35,6 +35,7 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
         axes = ranked(figure, [row["value"] for row in rows if row["value"] is not None])
     else:
         axes = bars(figure, [(row["site"], row["value"], colours.get(row["site"], GREY)) for row in rows])
+        whiskers(axes, [row["intervals"].get(summary["headline"]) for row in rows])
     _mean_line(axes, fairness)
     axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
     legend(figure, axes)

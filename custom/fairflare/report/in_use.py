@@ -59,7 +59,7 @@ def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
 def _row(row: Json, own: Mapping[str, Any]) -> Json:
     if own.get("personal") is None:
         return row
-    return {**row, "value": own["personal"], "test": own["test"], "val": own["val"]}
+    return {**row, "value": own["personal"], **{key: own.get(key) or {} for key in ("test", "val", "intervals")}}
 
 
 def remark(methods: Iterable[Mapping[str, Any]]) -> str:

@@ -36,6 +36,14 @@ def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
     return axes
 
 
+def whiskers(axes: Axes, intervals: Sequence[Mapping[str, float] | None]) -> None:
+    """The interval of each bar over a site's test patients, from the top; None: that bar has none."""
+    known = [(y, ends["low"], ends["high"]) for y, ends in enumerate(intervals) if ends]
+    if known:
+        places, low, high = zip(*known, strict=True)
+        axes.hlines(places, low, high, color=DARK, linewidth=1.2, label="95 % interval over test patients")
+
+
 def ranked(figure: Figure, values: Sequence[float]) -> Axes:
     """A point per value in the order given, the first on top and the last, which is the worst, in red."""
     axes = figure.subplots()

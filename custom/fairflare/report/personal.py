@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.report.fairness import describe
 from fairflare.report.in_use import SHOWN
+from fairflare.report.rows import intervals_of
 from fairflare.report.trail import Trail
 from fairflare.report.values import number
 
@@ -42,8 +43,8 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
 
     Returns:
         metric, split; rows: site, shared and personal (headline metric, test split), difference (personal minus
-        shared), shared_val, personal_val, test and val (every metric of the personal model); shared and personal: how
-        evenly each serves the sites that have both (see ``fairness.describe``).
+        shared), shared_val, personal_val, test, val and intervals (every metric of the personal model); shared and
+        personal: how evenly each serves the sites that have both (see ``fairness.describe``).
     """
     results = trail.evaluation.get("sites") or {}
     rows = [_row(site, results.get(site) or {}, headline) for site in sites]
@@ -89,7 +90,7 @@ def _row(site: str, splits: Mapping[str, Any], headline: str) -> Json:
     shared, personal = values["shared"], values["personal"]
     difference = None if shared is None or personal is None else personal - shared
     own_metrics = {split: own.get(split) or {} for split in ("test", "val")}
-    return {"site": site, **values, "difference": difference, **own_metrics}
+    return {"site": site, **values, "difference": difference, **own_metrics, "intervals": intervals_of(own)}
 
 
 def _value(splits: Mapping[str, Any], split: str, headline: str) -> float | None:

@@ -12,14 +12,17 @@ from fairflare.report.trail import Entry, Trail
 from fairflare.report.values import in_order, number
 
 Json = dict[str, Any]
+INTERVALS = "intervals"
+"""The key of ``core.types``, which imports torch."""
 
 
 def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], headline: str) -> list[Json]:
     """One row per site of ``sites``.
 
-    ``value`` is the final model's headline metric on the site's test split, ``data_share`` n_k / n over the sites with
-    a known n_k, ``weight_mean`` the mean over the rounds in which the site was accepted, ``expected`` how many
-    updates the rounds counted on, ``codes`` how often it was rejected for which reason.
+    ``value`` is the final model's headline metric on the site's test split, ``intervals`` metric -> "low" and "high"
+    over its test patients, ``data_share`` n_k / n over the sites with a known n_k, ``weight_mean`` the mean over the
+    rounds in which the site was accepted, ``expected`` how many updates the rounds counted on, ``codes`` how often it
+    was rejected for which reason.
     """
     rows = [_site_row(trail, site, described.get(site) or "", headline) for site in sites]
     asked = Counter(site for record in trail.rounds for site in expected_in(record, trail, sites))
@@ -43,12 +46,25 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
         "value": number(test.get(headline)),
         "val": val,
         "test": test,
+        "intervals": intervals_of(splits),
         "weight_last": weights[-1] if weights else None,
         "weight_mean": mean({str(i): weight for i, weight in enumerate(weights)}),
         "accepted": len(accepted),
         "rejected": len(refusals),
         "codes": dict(sorted(Counter(str(refusal.get("code")) for refusal in refusals).items())),
     }
+
+
+def intervals_of(splits: Mapping[str, Any]) -> Json:
+    """Metric -> "low" and "high" over the site's test patients, of the metrics that have an interval.
+
+    Args:
+        splits: the site's results as the log has them; older ones have none.
+    """
+    found = {
+        name: (number(pair.get("low")), number(pair.get("high"))) for name, pair in _part(splits, INTERVALS).items()
+    }
+    return {name: {"low": low, "high": high} for name, (low, high) in found.items() if None not in (low, high)}
 
 
 def round_row(record: Entry, headline: str, higher: bool) -> Json:

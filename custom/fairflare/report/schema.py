@@ -22,10 +22,10 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
 
     Returns:
         method, title, task, seed, rounds (done), env, status, reason;
-        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), n_val, val_metrics (its
-        validation split), trivial (the headline metric of an answer that needs no network),
-        personal_metrics and personal_val_metrics (the same of the site's personal model, null where
-        it has none), weight (per round, null where the site was not part of it);
+        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), intervals (metric ->
+        low and high, 95 %, over its test patients), n_val, val_metrics (its validation split), trivial (the headline
+        metric of an answer that needs no network), personal_metrics and personal_val_metrics (the same of the site's
+        personal model, null where it has none), weight (per round, null where the site was not part of it);
         fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
         clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
         detail: the summary.
@@ -91,6 +91,7 @@ def _sites(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_train": row["n_examples"],
             "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
             "metrics": row["test"],
+            "intervals": row["intervals"],
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
