@@ -9,7 +9,8 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -60,12 +61,8 @@ class Filed(Mapping[str, Tensor]):
             sizes: key -> number of entries.
             dtype: of all entries.
         """
-        self.sizes, self.dtype, self._room = dict(sizes), dtype, room
-        self._places, self._size = {}, 0
-        for key, size in self.sizes.items():
-            self._places[key] = self._size
-            self._size += -(-size * dtype.itemsize // ALIGNED) * ALIGNED
-        self._size = max(self._size, 1)
+        self.dtype, self._room = dtype, room
+        self.sizes, self._places, self._size = _layout(tuple(sizes.items()), dtype.itemsize)
         self._begin = room.take(self._size)
 
     @classmethod
@@ -108,10 +105,10 @@ class Filed(Mapping[str, Tensor]):
     def mapped(self) -> tuple[mmap.mmap, dict[str, Tensor]]:
         """The entries as tensors over mapped memory, to be written elsewhere, and that memory, to be given back."""
         whole = mmap.mmap(self._room.number, self._size, access=mmap.ACCESS_COPY, offset=self._begin)
+        flat, width = torch.frombuffer(whole, dtype=self.dtype), self.dtype.itemsize
         return whole, {
-            key: torch.frombuffer(whole, dtype=self.dtype, count=size, offset=self._places[key])
-            if size
-            else torch.empty(0, dtype=self.dtype)
+            # One storage for all: a record each in the file that they are written to would be most of a small one.
+            key: flat[self._places[key] // width :][:size] if size else torch.empty(0, dtype=self.dtype)
             for key, size in self.sizes.items()
         }
 
@@ -120,10 +117,20 @@ class Filed(Mapping[str, Tensor]):
             raise OSError(errno.EIO, f"counters in a file: expected {room.nbytes} bytes, found {read}")
 
 
+@lru_cache(maxsize=4)
+def _layout(sizes: tuple[tuple[str, int], ...], width: int) -> tuple[Mapping[str, int], Mapping[str, int], int]:
+    """Key -> entries, key -> where its bytes begin, and bytes in all: once for all sites, which may be hundreds."""
+    places, end = {}, 0
+    for key, size in sizes:
+        places[key] = end
+        end += -(-size * width // ALIGNED) * ALIGNED
+    return MappingProxyType(dict(sizes)), MappingProxyType(places), max(end, ALIGNED)
+
+
 class Returning:
     """A file to write to; what has been mapped to be written goes back to the system from time to time."""
 
-    EVERY = 1 << 24
+    EVERY = 1 << 22
 
     def __init__(self, file: BinaryIO, mapped: list[mmap.mmap]) -> None:
         """

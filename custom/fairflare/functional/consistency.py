@@ -134,7 +134,7 @@ def _counters(
 ) -> Mapping[str, Tensor]:
     """Key -> counter, of the type that ``most`` fits; those of other versions are converted, missing ones are zero."""
     dtype = NARROW if most <= torch.iinfo(NARROW).max else WIDE
-    if isinstance(found, Filed) and (found.dtype, found.sizes) == (dtype, dict(sizes)):
+    if isinstance(found, Filed) and (found.dtype, dict(found.sizes)) == (dtype, dict(sizes)):
         return found
     if places:
         try:
