@@ -79,6 +79,13 @@ def test_a_name_that_nothing_has_is_answered_with_what_is_close() -> None:
         about("fedism-plu")
 
 
+def test_a_name_like_nothing_is_answered_with_where_names_stand() -> None:
+    with pytest.raises(UserError) as caught:
+        about("nosuch")
+    said = str(caught.value)
+    assert "'nosuch'" in said and "fairflare list" in said and "trainer" in said and len(said) < 450
+
+
 def test_types_are_put_in_words() -> None:
     assert allowed(bool) == "true or false"
     assert allowed(int | None) == "whole number or none"

@@ -138,6 +138,9 @@ def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
     clean = [site for site, own in found.items() if not own]
     if clean:
         say(f"{f'{some(clean)}: ' if several else ''}nothing found: the data can be used")
+    warned = [site for site, own in found.items() if own and not any(one.level == "error" for one in own)]
+    if warned:
+        say(f"{f'{some(warned)}: ' if several else ''}no errors: the data can be used")
 
 
 def prepared(found: Mapping[str, Any], dest: Path) -> None:

@@ -15,9 +15,10 @@ from fairflare.app.terminal import out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.in_use import remark
+from fairflare.report.metrics import label
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.riders import DETECTORS
-from fairflare.report.values import with_half_width
+from fairflare.report.values import plural, with_half_width
 from fairflare.report.words import differences
 
 LABELS = {
@@ -45,7 +46,7 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     headline = summary["headline"]
     found = Table(title=f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}")
     found.add_column("final model")
-    found.add_column(headline, justify="right")
+    found.add_column(escape(label(headline, summary)), justify="right")
     worst, best = fairness["worst"], fairness["best"]
     own = (summary.get("personal") or {}).get("personal")
     if own:
@@ -87,10 +88,10 @@ def _after(sections: Sequence[Mapping[str, Any]]) -> None:
         shown.add_column("over sites, absolute")
         for words in section["stages"].values():
             shown.add_column(escape(words), justify="right")
-        for metric, label in section["metrics"].items():
+        for metric, name in section["metrics"].items():
             of = section["summary"][metric].values()
             cells = [f"{_number(found['mean'])} (worst {_number(found['worst'])})" for found in of]
-            shown.add_row(escape(label), *cells)
+            shown.add_row(escape(name), *cells)
         out.print(shown)
         note(f"calibration cases: {section['remark']}")
 
@@ -104,7 +105,7 @@ def _evenness(found: Mapping[str, Any]) -> list[tuple[str]]:
 def comparison(found: dict[str, Any], folder: Path) -> None:
     """The table of ``fairflare compare``, a column per method, and where the reports are."""
     rows = table(found)
-    shown = Table(title=f"{found['headline']}, {len(found['seeds'])} seed(s)")
+    shown = Table(title=f"{escape(label(found['headline'], found))}, {plural(len(found['seeds']), 'seed')}")
     shown.add_column("")
     for row in rows:
         shown.add_column(escape(row["method"]), justify="right")
@@ -132,7 +133,7 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
     method = found["runs"][0]["methods"]
     own = next(iter(method))
     shown = Table(
-        title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}, {len(seeds)} seed(s)"
+        title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}, {plural(len(seeds), 'seed')}"
     )
     names = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by the interval"]
     names += ["Shapley value", "Shapley share"] if together["shapley"] else []
@@ -145,8 +146,8 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
         if together["shapley"]:
             value = together["shapley"][site]
             cells += [with_half_width(value["value"]), _number(value["share"]["mean"])]
-        for label in (own, "examples"):
-            cells.append(_number(sum(run["methods"][label][site] for run in found["runs"]) / len(seeds)))
+        for method in (own, "examples"):
+            cells.append(_number(sum(run["methods"][method][site] for run in found["runs"]) / len(seeds)))
         shown.add_row(escape(site), *map(escape, cells))
     out.print(shown)
     scores = [run["score"] for run in found["runs"]]
@@ -161,7 +162,7 @@ def riders(found: Mapping[str, Any], folder: Path) -> None:
     """The tables of ``fairflare riders``: per method, kinds of riders down and detectors across."""
     for method in found["methods"]:
         shown = Table(
-            title=f"free riders under {escape(method['label'])}, {len(found['seeds'])} seed(s): found, accused"
+            title=f"free riders under {escape(method['label'])}, {plural(len(found['seeds']), 'seed')}: found, accused"
         )
         shown.add_column("kind")
         shown.add_column(found["metric"], justify="right")
@@ -182,11 +183,11 @@ def _share(found: Mapping[str, Any]) -> str:
 
 def _agreements(found: Mapping[str, Any]) -> None:
     words = {"leave_one_out": "leave-one-out", "shapley": "Shapley"}
-    for label, kinds in found.items():
+    for method, kinds in found.items():
         for kind, measures in kinds.items():
             if measures is not None:
                 numbers = ", ".join(f"{name} {_number(value['mean'])}" for name, value in measures.items())
-                say(f"agreement of {label} with the {words[kind]} shares: {numbers}")
+                say(f"agreement of {method} with the {words[kind]} shares: {numbers}")
 
 
 def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:

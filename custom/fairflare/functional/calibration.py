@@ -83,7 +83,7 @@ def merged(risks: Array, outcomes: Array, least: int) -> Ints:
 
 
 def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[np.bool_]) -> Ints:
-    """The same where it is also told how many were flagged, and of which outcome: those with a risk from t on.
+    """The same where it is also known how many were flagged, and of which outcome: those with a risk from t on.
 
     An edge leaves at least ``least`` cases of either outcome between itself and t, where it is not t itself: else the
     number of those between would follow by subtraction.
@@ -108,7 +108,7 @@ def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[
 
 
 def crowded(risks: Array, least: float) -> Ints:
-    """Where bins of at least ``least`` cases begin, whatever came true of them: of which only one number is told.
+    """Where bins of at least ``least`` cases begin, whatever came true of them: of which only one number is given.
 
     Args:
         risks: (N,) in [0, 1], N > 0.

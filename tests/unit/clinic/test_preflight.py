@@ -8,12 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fairflare.app import console
 from fairflare.app.cli import main
 from fairflare.app.preflight import Question, check, check_site
 from fairflare.build import tasks
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.core.errors import UserError
-from fairflare.core.findings import CODES, accepted_codes, merged
+from fairflare.core.findings import CODES, Finding, accepted_codes, merged
 from own_folder import write_images
 
 
@@ -348,3 +349,14 @@ def test_a_table_with_one_outcome(tmp_path):
     assert ("error", "one_class", "train") in [c[:3] for c in codes(found)]
     found = check_site(tmp_path / "site.yaml", Question("tabular", "2", {"features": "height"}))
     assert codes(found) == [("error", "column", "", 1)] and "expected a column 'height'" in found[0].text
+
+
+def test_a_site_with_warnings_alone_is_said_to_be_usable(capsys):
+    found = [Finding(level, code, "train", 12, "text") for level, code in (("warning", "label"), ("error", "label"))]
+    console.findings({"a": found[:1], "b": found, "c": [], "d": found[:1]}, True)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "c: nothing found: the data can be used",
+        "a, d: no errors: the data can be used",
+    ]
+    console.findings({"a": found[:1]}, False)
+    assert capsys.readouterr().out.splitlines()[-1] == "no errors: the data can be used"
