@@ -21,6 +21,7 @@ from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.cropping import CroppedData
+from fairflare.datasets.kinds.domains import OverDomains
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.simulated import more_images, numerals
 from fairflare.datasets.simulated.cache import kept_splits, rendered
@@ -35,7 +36,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Digits(Task):
+class Digits(OverDomains, Task):
     """Domain shift as in FedHEAL's Digits (Chen et al., arXiv:2405.16585), with data that installed packages bring.
 
     A quarter of the sites holds each domain, in the order of ``numerals.DOMAINS``. Which images a site has, and how a
@@ -75,6 +76,7 @@ class Digits(Task):
         ),
     }
 
+    domain_names = DOMAINS
     n_sites: int = 8
     images_per_site: int = 400
     test_images: int = 500
@@ -89,9 +91,9 @@ class Digits(Task):
         fits = 4 <= self.n_sites <= 40 and self.n_sites % len(DOMAINS) == 0
         expect("n_sites", fits, "a multiple of 4 in 4..40", self.n_sites)
         smallest = min(numerals.SIZES.values())
-        most = smallest - SMALLEST_SITE * self._per_domain()
+        most = smallest - SMALLEST_SITE * self._per_domain
         expect("test_images", 20 <= self.test_images <= most, f"20..{most} for {self.n_sites} sites", self.test_images)
-        most = (smallest - self.test_images) // self._per_domain()
+        most = (smallest - self.test_images) // self._per_domain
         expect(
             "images_per_site",
             SMALLEST_SITE <= self.images_per_site <= most,
@@ -101,12 +103,6 @@ class Digits(Task):
         more_images.check(self.site_test_images)
         expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-
-    def sites(self) -> dict[str, str]:
-        """The look of each site's digits, with the label skew if there is one."""
-        skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
-        kinds = [domain + skew for domain in DOMAINS for _ in range(self._per_domain())]
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def check_data(self) -> None:
         """See ``numerals.check``."""
@@ -135,19 +131,11 @@ class Digits(Task):
         kind = CroppedData if self.augment else TensorData
         return kind.of(splits, n_classes=len(self.classes), mean=MEAN, std=STD)
 
-    def domains(self) -> dict[str, str]:
-        """What each site holds."""
-        return {site: self.domain(site) for site in self.sites()}
-
-    def domain(self, site: str) -> str:
-        """The one of ``numerals.DOMAINS`` that ``site`` holds."""
-        return DOMAINS[site_index(site, self.sites()) // self._per_domain()]
-
     def rows(self, site: str) -> dict[str, np.ndarray]:
         """Split -> numbers of the site's images within its domain, sorted; each number is in one split of one site."""
         k = site_index(site, self.sites())
         numbers, sites = plan(self, self.domain(site))
-        members = numbers[sites == k % self._per_domain()]
+        members = numbers[sites == k % self._per_domain]
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
         n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
         val, test, train = np.split(shuffled, (n_val, n_val + n_test))
@@ -156,7 +144,7 @@ class Digits(Task):
 
     def _spare(self, k: int, members: np.ndarray, n: int) -> np.ndarray:
         """Up to ``n`` numbers of images that nobody has, sorted; classes as frequent as in ``members`` if skewed."""
-        domain, n_sites = DOMAINS[k // self._per_domain()], self._per_domain()
+        domain, n_sites = DOMAINS[k // self._per_domain], self._per_domain
         spare = numerals.order(domain, self.data_seed)[self.test_images + self.images_per_site * n_sites :]
         spare = spare[k % n_sites :: n_sites]
         if self.alpha:
@@ -182,9 +170,6 @@ class Digits(Task):
         drawn = {domain: self._drawn(domain, self.test_rows(domain)) for domain in DOMAINS}
         images = {domain: part for domain, (part, _) in drawn.items()}
         return images | {f"{domain} targets": targets for domain, (_, targets) in drawn.items()}
-
-    def _per_domain(self) -> int:
-        return self.n_sites // len(DOMAINS)
 
     def _drawn(self, domain: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """uint8 (N, 3, 32, 32) and int64 (N,)."""

@@ -40,6 +40,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.cropping import CroppedData
+from fairflare.datasets.kinds.domains import OverDomains
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.readers import digit_files
@@ -55,7 +56,7 @@ SIZE = 32
 
 
 @dataclass(frozen=True)
-class Digits5(ImagesOnDisk):
+class Digits5(OverDomains, ImagesOnDisk):
     """Domain shift as in FedHEAL's Digits (Chen et al., CVPR 2024, arXiv:2405.16585), on the data of the paper.
 
     A quarter of the sites holds each domain, in the order of ``DOMAINS``. Every site takes ``share`` of its domain's
@@ -97,6 +98,7 @@ class Digits5(ImagesOnDisk):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     data_kind = CroppedData
 
+    domain_names = DOMAINS
     n_sites: int = 20
     share: float = 0.01
     alpha: float = 0.0
@@ -110,7 +112,7 @@ class Digits5(ImagesOnDisk):
         expect_choices(self)
         fits = 4 <= self.n_sites <= 400 and self.n_sites % len(DOMAINS) == 0
         expect("n_sites", fits, "a multiple of 4 in 4..400", self.n_sites)
-        most = 1 / self._per_domain()
+        most = 1 / self._per_domain
         expect("share", 0 < self.share <= most, f"above 0 and at most {most:g} for {self.n_sites} sites", self.share)
         expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
         if self.layout == "fedbn" and not self.allow_pickle:
@@ -118,12 +120,6 @@ class Digits5(ImagesOnDisk):
             raise UserError(f"allow_pickle: {text}")
         expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-
-    def sites(self) -> dict[str, str]:
-        """The domain of each site, with the label skew if there is one."""
-        skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
-        kinds = [domain + skew for domain in DOMAINS for _ in range(self._per_domain())]
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
         """Images (N, 3, 32, 32) -> logits (N, 10)."""
@@ -137,19 +133,11 @@ class Digits5(ImagesOnDisk):
         """Resized to 32 pixels; grey becomes three equal channels."""
         return Reader(SIZE, len(self.mean))
 
-    def domains(self) -> dict[str, str]:
-        """What each site holds."""
-        return {site: self.domain(site) for site in self.sites()}
-
-    def domain(self, site: str) -> str:
-        """The one of ``DOMAINS`` that ``site`` holds."""
-        return DOMAINS[site_index(site, self.sites()) // self._per_domain()]
-
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
         """The site's part of its domain's training set; the other domains' files are not looked at."""
         k = site_index(site, self.sites())
         found, sites = pool(self, root, self.domain(site))
-        members = np.flatnonzero(sites == k % self._per_domain())
+        members = np.flatnonzero(sites == k % self._per_domain)
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
         n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
         parts = zip(("val", "test", "train"), np.split(shuffled, (n_val, n_val + n_test)))
@@ -208,9 +196,6 @@ class Digits5(ImagesOnDisk):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
-
-    def _per_domain(self) -> int:
-        return self.n_sites // len(DOMAINS)
 
 
 @lru_cache(maxsize=8)

@@ -28,6 +28,7 @@ from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
+from fairflare.datasets.kinds.domains import OverDomains
 from fairflare.datasets.kinds.flipping import FlippedData
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
@@ -44,7 +45,7 @@ VAL = 0.25
 
 
 @dataclass(frozen=True)
-class OfficeCaltech(ImagesOnDisk):
+class OfficeCaltech(OverDomains, ImagesOnDisk):
     """Domain shift as in FedHEAL's Office-Caltech (Chen et al., CVPR 2024, arXiv:2405.16585).
 
     A quarter of the sites holds each domain, in the order of ``DOMAINS``. A domain's images are numbered by class and
@@ -96,6 +97,7 @@ class OfficeCaltech(ImagesOnDisk):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     data_kind = FlippedData
 
+    domain_names = DOMAINS
     n_sites: int = 20
     share: float = 0.1
     size: int = 64
@@ -107,20 +109,11 @@ class OfficeCaltech(ImagesOnDisk):
         expect_choices(self)
         fits = 4 <= self.n_sites <= 40 and self.n_sites % len(DOMAINS) == 0
         expect("n_sites", fits, "a multiple of 4 in 4..40", self.n_sites)
-        most = MOST / self._per_domain()
+        most = MOST / self._per_domain
         expect("share", 0 < self.share <= most, f"above 0 and at most {most:g} for {self.n_sites} sites", self.share)
         expect("size", 32 <= self.size <= 512, "32..512", self.size)
         expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-
-    def sites(self) -> dict[str, str]:
-        """The domain of each site."""
-        kinds = [domain for domain in DOMAINS for _ in range(self._per_domain())]
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
-
-    def domains(self) -> dict[str, str]:
-        """What each site holds: its description says nothing else."""
-        return self.sites()
 
     def network(self) -> nn.Module:
         """Images (N, 3, size, size) -> logits (N, 10)."""
@@ -136,12 +129,12 @@ class OfficeCaltech(ImagesOnDisk):
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
         """The site's images; the other domains' folders are not looked at."""
-        which, place = divmod(site_index(site, self.sites()), self._per_domain())
+        which, place = divmod(site_index(site, self.sites()), self._per_domain)
         domain = DOMAINS[which]
         found = self.listed(root, domain)["train"]
         parts = dealt(
             np.array([item.label for item in found]),
-            self._per_domain(),
+            self._per_domain,
             self.share,
             len(self.classes),
             derive(self.data_seed, self.name, domain),
@@ -188,9 +181,6 @@ class OfficeCaltech(ImagesOnDisk):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""
         return scores.classification(outputs, targets)
-
-    def _per_domain(self) -> int:
-        return self.n_sites // len(DOMAINS)
 
 
 def dealt(

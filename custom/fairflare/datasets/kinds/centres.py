@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fairflare.clinic import networks, risk
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect_choices, site_index
 from fairflare.clinic.inputs import Scaling
-from fairflare.clinic.tensors import Split, TensorData
+from fairflare.clinic.tensors import TensorData
 from fairflare.core.seeds import derive
+from fairflare.datasets.kinds.rows import split_of
 
 TEST, VAL = 0.3, 0.1
 """Shares of a site's patients in its test and validation splits."""
@@ -97,7 +97,7 @@ class CentreTask(Task):
         """The centre's patients, with their sensitive attributes."""
         table, rows = self.centres(), self.rows(site)
         scaled = self.scaled_by(table.numbers[rows["train"]])
-        splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
+        splits = {name: split_of(table, chosen, scaled) for name, chosen in rows.items()}
         data = CentreData.of(splits, n_classes=len(self.classes))
         data.scaling = scaled
         return data
@@ -105,12 +105,6 @@ class CentreTask(Task):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``clinic.risk``."""
         return risk.metrics(outputs, targets)
-
-
-def _split(table: Centres, rows: np.ndarray, scaled: Scaling) -> Split:
-    inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
-    attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
-    return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)
 
 
 def fixed_split(rows: np.ndarray, task: str, site: str) -> dict[str, np.ndarray]:

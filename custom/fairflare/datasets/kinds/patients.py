@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fairflare.clinic import networks, scores
@@ -19,10 +18,11 @@ from fairflare.clinic.base import PARTITION, SPLIT, Task
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.inputs import Scaling
 from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tensors import Split, TensorData
+from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.kinds.rows import split_of
 
 DIRICHLET = "dirichlet"
 SPLITS = ("test", "val", "train")
@@ -142,7 +142,7 @@ class TableTask(Task):
         """The site's patients out of the table that lies where ``own`` says."""
         table, rows = self.table(own), self.rows(site, own)
         scaled = Scaling.of(table.numbers[rows["train"]])
-        splits = {name: _split(table, chosen, scaled) for name, chosen in rows.items()}
+        splits = {name: split_of(table, chosen, scaled) for name, chosen in rows.items()}
         data = TensorData.of(splits, n_classes=len(self.classes))
         data.scaling = scaled
         return data
@@ -166,7 +166,7 @@ class TableTask(Task):
             everyone = np.sort(np.concatenate(list(rows.values())))
             held_out = everyone[np.isin(everyone, pool)]
             scaled = Scaling.of(table.numbers[rows["train"]])
-            splits = {name: _split(table, held_out if name == "test" else rows[name], scaled) for name in SPLITS}
+            splits = {name: split_of(table, held_out if name == "test" else rows[name], scaled) for name in SPLITS}
             found[site] = TensorData.of(splits, n_classes=len(self.classes))
         return found
 
@@ -196,12 +196,6 @@ class TableTask(Task):
 
     def _per_group(self) -> int:
         return self.n_sites // len(self.natural_groups)
-
-
-def _split(table: Table, rows: np.ndarray, scaled: Scaling) -> Split:
-    inputs = torch.cat((scaled(table.numbers[rows]), torch.from_numpy(table.plain[rows])), dim=1)
-    attributes = {name: [values[i] for i in rows] for name, values in table.attributes.items()}
-    return Split(inputs, torch.from_numpy(table.labels[rows]), attributes)
 
 
 def _cases(table: Table, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
