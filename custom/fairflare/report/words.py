@@ -53,10 +53,23 @@ def _service(summary: Json) -> list[str]:
             f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
             f"a gap of {text(fairness['gap'])}."
         )
+        found += _over_patients(summary, low["site"], high["site"])
     found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
+
+
+def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
+    """How sure the values of the worst and the best served site are, where both have an interval."""
+    rows = {row["site"]: row["intervals"].get(summary["headline"]) for row in summary["sites"]}
+    one, other = rows[bottom], rows[top]
+    if one is None or other is None or bottom == top:
+        return []
+    ends = [f"{text(found['low'])} to {text(found['high'])}" for found in (one, other)]
+    overlap = max(one["low"], other["low"]) <= min(one["high"], other["high"])
+    doubt = ", which overlap: with other patients their order may turn" if overlap else ""
+    return [f"The 95 % intervals over their test patients are {ends[0]} and {ends[1]}{doubt}."]
 
 
 def _some(sites: Sequence[str]) -> str:

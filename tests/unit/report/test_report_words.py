@@ -22,6 +22,19 @@ def test_opening_of_a_completed_run(summary):
     assert "0.900 on clean and 0.650 on corrupted" in second
 
 
+@pytest.mark.parametrize(
+    ("high", "doubt"), [(0.7, ""), (0.85, ", which overlap: with other patients their order may turn")]
+)
+def test_how_sure_the_worst_and_the_best_value_are(inputs, high, doubt):
+    sites = next(entry["sites"] for entry in inputs["entries"] if entry["event"] == "evaluation")
+    metric = summarise(**inputs)["headline"]
+    sites["site-10"]["intervals"] = {metric: {"low": 0.5, "high": high}}
+    assert "test patients are" not in words.opening(summarise(**inputs))[0]
+    sites["site-1"]["intervals"] = {metric: {"low": 0.8, "high": 0.95}}
+    said = f"The 95 % intervals over their test patients are 0.500 to {high:.3f} and 0.800 to 0.950{doubt}."
+    assert said in words.opening(summarise(**inputs))[0]
+
+
 def test_opening_of_a_failed_run(failed_inputs):
     first, second = words.opening(summarise(**failed_inputs))
     assert "failed: 2 of 4 rounds are recorded" in first
