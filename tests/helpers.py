@@ -9,6 +9,7 @@ from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation
 from fairflare.federation.site import Site
+from fairflare.functional.intervals import of_share
 from fairflare.probes.sharpness import Sharpness
 from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import GSAM
@@ -48,7 +49,6 @@ def small_network(seed=0):
 
 class Accuracy:
     headline = "accuracy"
-    measures = ()
 
     def condense(self, outputs, targets):
         return outputs, targets
@@ -58,6 +58,10 @@ class Accuracy:
 
     def hits(self, outputs, targets):
         return (outputs.argmax(1) == targets).double()
+
+    def ends(self, outputs, targets, least, level):
+        right = int(self.hits(outputs, targets).sum())
+        return {"accuracy": (right / len(targets), *of_share(right, len(targets), level))}
 
 
 def make_sites(count=3, network=None, trainer=None, probes=PROBES):

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from fairflare.clinic import measures
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.clinic.inputs import ImageInputs, TableInputs
+from fairflare.clinic.measures import Ends
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Offer, Training, refuse_training
+from fairflare.functional.intervals import of_mean
 from fairflare.functional.resampling import Array, weighted_mean
 
 PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
@@ -246,6 +248,21 @@ class Task(ABC):
         if self.class_labels:
             return measures.of_classes(outputs, targets, hits, counts)
         return {self.headline: weighted_mean(hits.numpy(), counts)}
+
+    def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
+        """Metric -> its value and its interval over the cases, of the metrics that have one here.
+
+        Args:
+            outputs: N condensed ones, finite, N at least 1.
+            targets: (N, ...).
+            least: the fewest cases of every class for an interval of what depends on classes.
+            level: in (0, 1), e.g. 0.95.
+        """
+        hits = self.hits(outputs, targets)
+        if self.class_labels:
+            return measures.ends_of_classes(outputs, targets, hits, least, level)
+        values = hits.numpy()
+        return {self.headline: (float(values.mean()), *of_mean(values, level))}
 
     @property
     def default_grouping(self) -> str:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from fairflare.functional import intervals
 from fairflare.functional.resampling import Array, weighted_auc, weighted_mean, weighted_recall
 
 BINARY = ("auc", "brier_loss")
 """What every outcome of two classes has beside the headline metric."""
+Ends = tuple[float, float, float]
+"""A value, and the lower and the upper end of its interval."""
 OF_CLASSES = ("accuracy", "balanced_accuracy", *BINARY)
 
 
@@ -46,4 +49,32 @@ def of_classes(logits: Tensor, targets: Tensor, hits: Tensor, counts: Array) -> 
         p = logits.detach().double().cpu().softmax(1).numpy()[:, 1]
         found["auc"] = weighted_auc(p, classes == 1, counts)
         found["brier_loss"] = weighted_mean(np.square(p - classes, dtype=np.float64), counts)
+    return found
+
+
+def ends_of_classes(logits: Tensor, targets: Tensor, hits: Tensor, least: int, level: float) -> dict[str, Ends]:
+    """Metric -> its value and interval, of those of ``OF_CLASSES`` that go with so many classes.
+
+    Args:
+        logits: (N, C) finite, N at least 1.
+        targets: int64 (N,).
+        hits: (N,) 1 where the largest logit is the target's, else 0.
+        least: the fewest cases of every class that is there for an interval of what depends on classes.
+        level: in (0, 1), e.g. 0.95.
+    """
+    right, classes = hits.cpu().numpy() > 0.5, targets.cpu().numpy().astype(np.int64)
+    present, sizes = np.unique(classes, return_counts=True)
+    found = {"accuracy": (float(right.mean()), *intervals.of_share(int(right.sum()), len(right), level))}
+    if sizes.min() >= least:
+        hit = [int(right[classes == k].sum()) for k in present]
+        recall = float(np.mean(np.array(hit) / sizes))
+        found["balanced_accuracy"] = (recall, *intervals.of_recalls(hit, sizes.tolist(), level))
+    if logits.shape[1] != 2:
+        return found
+    p = logits.detach().double().cpu().softmax(1).numpy()[:, 1]
+    squares = np.square(p - classes, dtype=np.float64)
+    found["brier_loss"] = (float(squares.mean()), *intervals.of_mean(squares, level))
+    ends = intervals.of_auc(p, classes == 1, level) if len(present) == 2 and sizes.min() >= least else None
+    if ends is not None:
+        found["auc"] = (float(weighted_auc(p, classes == 1, np.ones((1, len(p))))[0]), *ends)
     return found

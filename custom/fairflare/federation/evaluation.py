@@ -47,6 +47,9 @@ class Scoring(Protocol):
     def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
         """Metric -> (B,) its values for B resamples ``counts`` (B, N) of the condensed examples."""
 
+    def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, tuple[float, float, float]]:
+        """Metric -> its value on condensed examples and the ends of its interval over them, where there is one."""
+
 
 @torch.no_grad()
 def predict(

@@ -266,7 +266,7 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None)
     found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
     found["n"] = checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
-    found |= intervals.checked(content, metrics)
+    found |= intervals.checked(content, found["test"], metrics)
     for split, known in found["groups"].items():
         total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):

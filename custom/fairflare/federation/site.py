@@ -271,11 +271,10 @@ class Site:
 
     def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
         """The results of the shared model, and at the end of the run those of the site's personal one beside them."""
-        used = self._is_used(instruction)
-        shared, cases = self._results(instruction.model, used)
+        shared, cases = self._results(instruction.model, instruction)
         own, personal = self._personal(instruction), dict[str, Any]()
         if own is not None:
-            personal, cases = self._results(own, used)
+            personal, cases = self._results(own, instruction)
             # Not before both models have proved to be some.
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         if self.data is not None and self._is_final(instruction.round):
@@ -390,25 +389,28 @@ class Site:
 
         Any other would spoil their files.
         """
-        best = self.keeps_best and instruction.round.total == self.training.rounds
         keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
-        if not (self._is_final(instruction.round) or best) or not keeps:
+        if not self._is_shown(instruction.round) or not keeps:
             return None
         return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
 
     def _is_final(self, round: Round) -> bool:
         return round == Round(self.training.rounds, self.training.rounds)
 
-    def _results(self, model: StateDict, used: bool) -> tuple[dict[str, dict[str, Any]], Cases | None]:
+    def _is_shown(self, round: Round) -> bool:
+        """Whether the run's results are of the model of ``round``: the final one, or the best one."""
+        return self._is_final(round) or (self.keeps_best and round.total == self.training.rounds)
+
+    def _results(self, model: StateDict, instruction: Instruction) -> tuple[dict[str, dict[str, Any]], Cases | None]:
         """What ``model`` does on the site's own splits, with intervals over its test cases, and these cases.
 
         Args:
-            model: a state dict, which stays loaded.
-            used: whether it is the one that the site uses; of any other no cases are kept.
+            model: a state dict, which stays loaded. Of one that the site does not use no cases are kept.
+            instruction: to evaluate it, or the model that it comes from.
         """
         self.network.load_state_dict(model)
         beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
-        keeps = used and self.clinical is not None
+        keeps = self._is_used(instruction) and self.clinical is not None
 
         def predicted(split: SplitName) -> Predictions:
             if split != "test":
@@ -417,7 +419,8 @@ class Site:
             return tested[-1]
 
         shown = results(predicted, self._examples, self.scoring, self.groups, self.min_count)
-        shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
+        if self._is_shown(instruction.round):
+            shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
         return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
 
     def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bootstrap and jackknife over patients (Efron, Annals of Statistics 7, 1979): samples as counts, metrics of them."""
+"""The bootstrap over patients (Efron, Annals of Statistics 7, 1979): resamples as counts, and metrics under them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 AT_ONCE = 2_000_000
 """Counts that are in memory at once."""
-JACKKNIFE = 1000
-"""Rows of a jackknife at most."""
 FEWEST = 0.5
 """The share of the resamples in which a statistic must be defined; below it there is no interval."""
 
@@ -48,61 +46,6 @@ def percentile_interval(values: Array, level: float) -> tuple[float, float] | No
         return None
     low, high = np.quantile(known, ((1 - level) / 2, (1 + level) / 2))
     return float(low), float(high)
-
-
-def left_out(n: int, most: int = JACKKNIFE) -> Iterator[Array]:
-    """float64 (B, n) counts of the jackknife: in each row one case is left out, or of many cases every ``most``-th.
-
-    Args:
-        n: cases, at least 2.
-        most: rows in all, at least 2; from more cases than that on rows leave several out.
-    """
-    groups = np.arange(n) % min(n, most)
-    rows = np.arange(min(n, most))
-    step = max(1, AT_ONCE // n)
-    for start in range(0, len(rows), step):
-        yield (groups[None, :] != rows[start : start + step, None]).astype(np.float64)
-
-
-def logit_interval(value: float, values: Array, level: float) -> tuple[float, float] | None:
-    """An interval of a metric in [0, 1] from its jackknife, symmetric on the logit scale.
-
-    The standard error is that of the delete-a-group jackknife: se^2 = (g - 1) / g sum_j (v_j - mean v)^2. Of an AUC it
-    is DeLong's (Biometrics 44, 1988) up to terms in 1 / n^2; the scale keeps the ends within the range (Pepe, The
-    Statistical Evaluation of Medical Tests, 2003, section 5.2).
-
-    Args:
-        value: of all cases.
-        values: (g,) of the cases without one group each.
-        level: in (0, 1), e.g. 0.95.
-
-    Returns:
-        low, high; None where the metric is not defined without some group, does not vary, or is 0 or 1.
-    """
-    from scipy.special import expit, logit, ndtri
-
-    groups = len(values)
-    error = float(np.sqrt((groups - 1) / groups * np.sum((values - values.mean()) ** 2)))
-    if not np.isfinite(error) or error == 0 or not 0 < value < 1:
-        return None
-    half = ndtri((1 + level) / 2) * error / (value * (1 - value))
-    return float(expit(logit(value) - half)), float(expit(logit(value) + half))
-
-
-def exact_interval(share: float, n: int, level: float) -> tuple[float, float]:
-    """Clopper and Pearson's interval (Biometrika 26, 1934) of a share of ``n`` cases.
-
-    Args:
-        share: in [0, 1].
-        n: cases, at least 1.
-        level: in (0, 1), e.g. 0.95.
-    """
-    from scipy.special import betaincinv
-
-    k, tail = round(share * n), (1 - level) / 2
-    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
-    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
-    return low, high
 
 
 def weighted_mean(values: Array, counts: Array) -> Array:

@@ -61,10 +61,12 @@ def intervals_of(splits: Mapping[str, Any]) -> Json:
     Args:
         splits: the site's results as the log has them; older ones have none.
     """
-    found = {
-        name: (number(pair.get("low")), number(pair.get("high"))) for name, pair in _part(splits, INTERVALS).items()
-    }
-    return {name: {"low": low, "high": high} for name, (low, high) in found.items() if None not in (low, high)}
+    sent = splits.get(INTERVALS)
+    pairs = (
+        [(name, pair) for name, pair in sent.items() if isinstance(pair, Mapping)] if isinstance(sent, Mapping) else []
+    )
+    found = {name: {end: number(pair.get(end)) for end in ("low", "high")} for name, pair in pairs}
+    return {name: ends for name, ends in found.items() if None not in ends.values()}
 
 
 def round_row(record: Entry, headline: str, higher: bool) -> Json:
