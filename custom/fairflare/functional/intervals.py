@@ -89,15 +89,14 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
         low, high; None where a kind has fewer than two cases, or the kinds are apart (an area of 0 or 1).
     """
     from scipy.special import expit, logit, stdtrit
-    from scipy.stats import rankdata
 
     cases, controls = scores[positive], scores[~positive]
     m, n = len(cases), len(controls)
     if min(m, n) < 2:
         return None
-    ranks = rankdata(np.concatenate([cases, controls]))
-    of_cases = (ranks[:m] - rankdata(cases)) / n
-    of_controls = 1 - (ranks[m:] - rankdata(controls)) / m
+    ranks = _ranks(np.concatenate([cases, controls]))
+    of_cases = (ranks[:m] - _ranks(cases)) / n
+    of_controls = 1 - (ranks[m:] - _ranks(controls)) / m
     area = float(of_cases.mean())
     error = math.sqrt(of_cases.var(ddof=1) / m + of_controls.var(ddof=1) / n)
     if not 0 < area < 1:
@@ -113,6 +112,13 @@ def _weighted(values: Array) -> tuple[float, float]:
     """Mean and standard deviation of the mean of ``values`` under weights that are uniform on the simplex."""
     mean = float(values.mean())
     return mean, math.sqrt(max(float((values**2).mean()) - mean**2, 0.0) / (len(values) + 1))
+
+
+def _ranks(values: Array) -> Array:
+    """1 for the smallest value; equal ones share the mean of their ranks (scipy.stats is slow to import)."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    shared: Array = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return shared
 
 
 def _normal(quantile: float) -> float:
