@@ -44,6 +44,7 @@ def test_a_table_brings_itself_alone(tmp_path):
         "kinds/__init__.py",
         "kinds/partition.py",
         "kinds/patients.py",
+        "kinds/rows.py",
         "readers/__init__.py",
         "readers/cohort.py",
     }
