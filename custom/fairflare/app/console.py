@@ -136,11 +136,10 @@ def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
         for one in merged(own):
             say(f"{f'{site}: ' if several else ''}{one} [{one.code}]")
     clean = [site for site, own in found.items() if not own]
-    if clean:
-        say(f"{f'{some(clean)}: ' if several else ''}nothing found: the data can be used")
     warned = [site for site, own in found.items() if own and not any(one.level == "error" for one in own)]
-    if warned:
-        say(f"{f'{some(warned)}: ' if several else ''}no errors: the data can be used")
+    for usable, words in ((clean, "nothing found"), (warned, "no errors")):
+        if usable:
+            say(f"{f'{some(usable)}: ' if several else ''}{words}: the data can be used")
 
 
 def prepared(found: Mapping[str, Any], dest: Path) -> None:

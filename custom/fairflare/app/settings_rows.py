@@ -18,9 +18,9 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.settings import Owners, bare
-from fairflare.core.suggest import close, unlisted
+from fairflare.core.suggest import unlisted
 from fairflare.core.types import Training
-from fairflare.core.validation import Entries, Range, Text, shown
+from fairflare.core.validation import Entries, Range, Text
 
 Row = dict[str, Any]
 GENERAL: Mapping[str, type] = {"train": Training, "run": RunConfig}
@@ -118,13 +118,9 @@ def key_settings(key: str) -> list[Row]:
     rows = all_settings()
     if found := [row for row in rows if key in (row["full"], bare(row["full"]))]:
         return found
-    if not close(key, subjects(rows)):  # hundreds of names help nobody
-        owners = ", ".join(sorted({row["owner"] for row in rows}))
-        raise UserError(
-            f"unknown method, task, owner or key {shown(key)}; methods: `fairflare list`, tasks: `fairflare tasks`, "
-            f"owners: {owners}"
-        )
-    raise UserError(unlisted("method, task, owner or key", key, subjects(rows)))
+    owners = ", ".join(sorted({row["owner"] for row in rows}))
+    places = f"methods: `fairflare list`, tasks: `fairflare tasks`, owners: {owners}"  # the names are hundreds
+    raise UserError(unlisted("method, task, owner or key", key, subjects(rows), places))
 
 
 def subjects(rows: list[Row]) -> list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from fairflare.functional import intervals
@@ -46,9 +47,9 @@ def of_classes(logits: Tensor, targets: Tensor, hits: Tensor, counts: Array) -> 
     right, classes = hits.double().cpu().numpy(), targets.cpu().numpy().astype(np.int64)
     found = {"accuracy": weighted_mean(right, counts), "balanced_accuracy": weighted_recall(right, classes, counts)}
     if logits.shape[1] == 2:
-        p = logits.detach().double().cpu().softmax(1).numpy()[:, 1]
+        p, squares = _risks(logits, classes)
         found["auc"] = weighted_auc(p, classes == 1, counts)
-        found["brier_loss"] = weighted_mean(np.square(p - classes, dtype=np.float64), counts)
+        found["brier_loss"] = weighted_mean(squares, counts)
     return found
 
 
@@ -71,10 +72,15 @@ def ends_of_classes(logits: Tensor, targets: Tensor, hits: Tensor, least: int, l
         found["balanced_accuracy"] = (recall, *intervals.of_recalls(hit, sizes.tolist(), level))
     if logits.shape[1] != 2:
         return found
-    p = logits.detach().double().cpu().softmax(1).numpy()[:, 1]
-    squares = np.square(p - classes, dtype=np.float64)
+    p, squares = _risks(logits, classes)
     found["brier_loss"] = (float(squares.mean()), *intervals.of_mean(squares, level))
     ends = intervals.of_auc(p, classes == 1, level) if len(present) == 2 and sizes.min() >= least else None
     if ends is not None:
         found["auc"] = (float(weighted_auc(p, classes == 1, np.ones((1, len(p))))[0]), *ends)
     return found
+
+
+def _risks(logits: Tensor, classes: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """(N,) probabilities of the second of two classes, and (N,) their squared errors."""
+    p = logits.detach().double().cpu().softmax(1).numpy()[:, 1]
+    return p, np.square(p - classes, dtype=np.float64)

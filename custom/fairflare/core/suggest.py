@@ -30,13 +30,14 @@ OTHER_WORDS: Mapping[str, str] = {
 """What other packages call it -> what it is called here."""
 
 
-def unlisted(what: str, name: Any, known: Iterable[str]) -> str:
+def unlisted(what: str, name: Any, known: Iterable[str], instead: str = "") -> str:
     """The message for ``name``, which is not one of the ``known``: what is close to it, or else all that there are.
 
     Args:
         what: the kind of name, e.g. "key" or "task:"; stands between "unknown" and the name.
         name: as it was given, of whatever type.
         known: the names that exist, at least one; listed in this order where none is close.
+        instead: what is said in place of a long list.
 
     Returns:
         "unknown key 'roundz'; did you mean rounds?" or "unknown key 'x'; known: lr, rounds".
@@ -45,7 +46,7 @@ def unlisted(what: str, name: Any, known: Iterable[str]) -> str:
     begin = f"unknown {what} {validation.shown(name)}"
     if found := close(name, names):
         return f"{begin}; did you mean {' or '.join(found)}?"
-    return f"{begin}; known: {', '.join(names)}"
+    return f"{begin}; {instead or 'known: ' + ', '.join(names)}"
 
 
 def close(name: Any, known: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.report.benefit import GAINS, LOSES
 from fairflare.report.trail import PERSONAL
-from fairflare.report.values import interval_words, listing, plural, signed, text
+from fairflare.report.values import ends, listing, plural, signed, text
 
 Json = Mapping[str, Any]
 AWAY = {
@@ -64,8 +64,9 @@ def _result(found: Json) -> list[str]:
     whose = "its own model" if result["whose"] == PERSONAL else "the federation's model"
     n = f" on {plural(int(result['n']), 'test example')}" if result["n"] else ""
     explained = f" ({result['meaning']})" if result["meaning"] else ""
-    ends = interval_words(result["intervals"].get(found["headline"]))
-    said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{ends}."]
+    interval = result["intervals"].get(found["headline"])
+    sure = f", 95 % interval {ends(interval)} over its test patients" if interval else ""
+    said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
     if result["shared"] is not None:
         said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")
     said += _without(found)

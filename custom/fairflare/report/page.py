@@ -17,7 +17,7 @@ from fairflare.report.in_use import remark
 from fairflare.report.metrics import label
 from fairflare.report.table_files import shown
 from fairflare.report.templates import environment
-from fairflare.report.values import in_order, text
+from fairflare.report.values import ends, in_order
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -149,10 +149,5 @@ def _metric_names(metrics: Any) -> list[str]:
 @cache
 def _environment() -> Environment:
     made = environment().overlay()
-    made.filters = {**made.filters, "label": label, "interval": _interval, "objective": objective_words}
+    made.filters = {**made.filters, "label": label, "interval": ends, "objective": objective_words}
     return made
-
-
-def _interval(found: Json, digits: int = 3) -> str:
-    """ "0.81 to 0.85", or an empty text where there is no interval."""
-    return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"

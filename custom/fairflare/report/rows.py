@@ -62,10 +62,9 @@ def intervals_of(splits: Mapping[str, Any]) -> Json:
         splits: the site's results as the log has them; older ones have none.
     """
     sent = splits.get(INTERVALS)
-    pairs = (
-        [(name, pair) for name, pair in sent.items() if isinstance(pair, Mapping)] if isinstance(sent, Mapping) else []
-    )
-    found = {name: {end: number(pair.get(end)) for end in ("low", "high")} for name, pair in pairs}
+    pairs = sent.items() if isinstance(sent, Mapping) else ()
+    proper = [(name, pair) for name, pair in pairs if isinstance(pair, Mapping)]
+    found = {name: {end: number(pair.get(end)) for end in ("low", "high")} for name, pair in proper}
     return {name: ends for name, ends in found.items() if None not in ends.values()}
 
 

@@ -63,10 +63,9 @@ def with_half_width(found: Mapping[str, Any]) -> str:
     return text(found["mean"]) + half
 
 
-def interval_words(found: Mapping[str, Any] | None) -> str:
-    """ ", 95 % interval 0.802 to 0.822 over its test patients"; an empty text where there is none."""
-    ends = found and f"{text(found['low'])} to {text(found['high'])}"
-    return f", 95 % interval {ends} over its test patients" if ends else ""
+def ends(found: Mapping[str, Any], digits: int = 3) -> str:
+    """ "0.81 to 0.85", or an empty text where there is no interval."""
+    return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"
 
 
 def with_interval(found: Mapping[str, Any]) -> str:

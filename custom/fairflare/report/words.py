@@ -11,7 +11,7 @@ from fairflare.report.compare import drawn_words, objective_words, same_objectiv
 from fairflare.report.in_use import remark
 from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import sentence
-from fairflare.report.values import capital, listing, plural, text
+from fairflare.report.values import capital, ends, listing, plural, text
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}
@@ -66,10 +66,9 @@ def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
     one, other = rows[bottom], rows[top]
     if one is None or other is None or bottom == top:
         return []
-    ends = [f"{text(found['low'])} to {text(found['high'])}" for found in (one, other)]
     overlap = max(one["low"], other["low"]) <= min(one["high"], other["high"])
     doubt = ", which overlap: with other patients their order may turn" if overlap else ""
-    return [f"The 95 % intervals over their test patients are {ends[0]} and {ends[1]}{doubt}."]
+    return [f"The 95 % intervals over their test patients are {ends(one)} and {ends(other)}{doubt}."]
 
 
 def _some(sites: Sequence[str]) -> str:
