@@ -3,6 +3,7 @@
 
 import csv
 import math
+import re
 import sys
 
 import numpy as np
@@ -200,21 +201,62 @@ def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
     assert words[-2:] == ["--tables", "docs/results/fedism-equal"]
 
 
-def test_the_reduced_ablations_can_be_run_and_ask_for_differences_of_their_arms():
+def test_the_matched_ablations_differ_in_rounds_alone_and_ask_for_differences_of_their_arms():
     for preset in ablations.PRESETS:
-        words = ablations.command(preset, ablations.REDUCED_SEEDS, None, reduced=True)
-        values = dict(word.split("=", 1) for before, word in zip(words, words[1:]) if before == "--set")
-        assert values == ablations.REDUCED
-        assert len(arms(list(ablations.REDUCED_ARMS), f"ich-phantom:{preset}", [0], rounds=20, values=values)) == 6
-    assert set(ablations.REDUCED_ARMS) < set(ablations.ARMS)
-    runs = [{end: 0.1 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
-    more = [{end: 0.1 * k + 0.2 + 0.01 * k for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
-    comparison = {"methods": [{"label": "FedAvg", "runs": runs}, {"label": "FedISM+, both", "runs": more}]}
-    rows = ablations.parts(comparison, ("fedavg", "fedism-plus"))
-    assert [row[:4] for row in rows][0] == ["corrupted", "both, from plain averaging", "fedism-plus", "fedavg"]
-    assert len(rows) == len(ablations.ENDPOINTS) and {row[-1] for row in rows} == {"better"}
-    low, high = stats.t.interval(0.95, 2, np.mean([0.21, 0.22, 0.24]), stats.sem([0.21, 0.22, 0.24]))
+        found = [config for _, config in arms(list(ablations.MATCHED), f"ich-phantom:{preset}", [0])]
+        assert [config.training["rounds"] for config in found] == [133, 40, 40]
+        assert len({tuple(sorted({**config.training, "rounds": 0}.items())) for config in found}) == 1
+    runs = [
+        [{end: 0.1 * k + more * (1 + 0.1 * k) for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
+        for more in (0, 0, 0.1)
+    ]
+    comparison = {"methods": [{"runs": one} for one in runs]}
+    rows = ablations.parts(comparison, ablations.MATCHED, ablations.MATCHED_PARTS)
+    assert rows[0][:4] == ["corrupted", "both, at equal compute", "fedism-plus", ablations.LONGER]
+    assert len(rows) == 2 * len(ablations.ENDPOINTS)
+    assert [row[-1] for row in rows[:2]] == ["better", "cannot be told"]
+    low, high = stats.t.interval(0.95, 2, np.mean([0.11, 0.12, 0.14]), stats.sem([0.11, 0.12, 0.14]))
     assert [float(value) for value in rows[0][5:7]] == pytest.approx([low, high], abs=1e-6)
+
+
+CARD = ROOT / "docs" / "methods" / "fedism-plus.md"
+POINTS = re.compile(r"[+\u2212]\d+\.\d \[[+\u2212]\d+\.\d, [+\u2212]\d+\.\d\]")
+
+
+def measured(preset):
+    """What the card says of a preset's ablations, in one line."""
+    found = CARD.read_text(encoding="utf-8").split("## Measured")[1].split(f"On `ich-phantom:{preset}`")[1]
+    return " ".join(re.split(r"<!--|On `ich-phantom", found)[0].split())
+
+
+@pytest.mark.parametrize("preset", ["equal"])
+def test_what_the_card_says_of_the_ablations_is_what_the_files_say(preset):
+    folder, said = ROOT / "docs" / "results" / f"fedism-{preset}", measured(preset)
+    rows = [row for path in folder.parent.glob(f"{folder.name}*/parts.csv") for row in csv.DictReader(path.open())]
+    known = {
+        "{} [{}, {}]".format(*(f"{float(row[key]) * 100:+.1f}" for key in ("mean", "low", "high"))).replace(
+            "-", "\u2212"
+        )
+        for row in rows
+    }
+    quoted = POINTS.findall(said)
+    assert len(quoted) >= 8 and [one for one in quoted if one not in known] == []
+
+
+@pytest.mark.parametrize("preset", ["equal"])
+def test_what_the_card_says_of_the_weights_is_what_the_log_says(preset):
+    """Of the last round: mean and range over seeds, in per cent."""
+    path, said = ROOT / "docs" / "results" / f"fedism-{preset}" / "shares.csv", measured(preset)
+    rows = [row for row in csv.DictReader(path.open()) if row["round"] == "40"]
+    for arm in ("fedism-plus:trainer=sgd", "fedism-plus", "fedism-plus:state=L"):
+        weights = [float(row["corrupted_weight"]) for row in rows if row["arm"] == arm]
+        assert len(weights) == len(plan.SEEDS)
+        assert re.search(
+            rf"{np.mean(weights):.0%} .{{0,60}}\({min(weights) * 100:.0f} to {max(weights) * 100:.0f}".replace(
+                "%", " %"
+            ),
+            said,
+        )
 
 
 @pytest.mark.slow  # three runs of two rounds

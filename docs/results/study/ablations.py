@@ -2,14 +2,14 @@
 """Does FedISM+ do what it says? Its parts, alone and together, where sites have equal label distributions and not.
 
     python docs/results/study/ablations.py FOLDER [--only equal] [--workers 2] [--seeds 0,1,2,3,4,5,6,7] [--rounds N]
-    python docs/results/study/ablations.py FOLDER --reduced [--only equal] [--workers 2]
+    python docs/results/study/ablations.py FOLDER --matched [--only equal] [--workers 2]
 
 For each of the presets ``ich-phantom:equal`` and ``ich-phantom:skewed`` this is a ``fairflare compare`` of ``ARMS``,
 kept in FOLDER/PRESET: the same command goes on with what is missing. Its tables go to docs/results/fedism-PRESET, and
 there ``shares.csv`` says what part of the aggregation weights the corrupted sites had in every round, and what part of
 the examples they have, and ``parts.csv`` what each part of the method changes (``PARTS``). With ``--rounds`` or other
-seeds nothing is written there: these are trials. ``--reduced`` is a plan of its own, ``REDUCED``, for a machine without
-much time, and goes to docs/results/fedism-PRESET-reduced.
+seeds nothing is written there: these are trials. ``--matched`` sets two of these arms, whose runs it takes from
+FOLDER/PRESET, beside plain averaging with as many passes as the dearer one has (docs/results/fedism-PRESET-matched).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +64,17 @@ PARTS = {
 """What -> (arm with it, arm without it): differences that were asked for before any run."""
 ENDPOINTS = ("corrupted", "clean", "mean", "worst")
 """Balanced accuracy on the shared corrupted images, the primary endpoint; on clean ones; of sites: mean and worst."""
-REDUCED = {
-    "task.n_sites": "4", "task.corrupted": "1", "task.images": "480", "task.size": "32", "task.test_images": "500",
-    "task.site_test_images": "100", "train.batch_size": "8",
-}  # fmt: skip
-"""Written before its runs: half of the sites and less than half of the images, at 32 pixels instead of 48."""
-REDUCED_ARMS = (
-    "fedavg",
-    "fedavg:weighting=uniform",
-    "fedism-plus:weighting=examples",
-    "fedism-plus:trainer=sgd",
-    "fedism-plus",
-    "fedism-plus:probe_loss=logit_adjusted",
-)
-"""Without the perturbed loss and the radius of 0, for which there was no time."""
-REDUCED_ROUNDS, REDUCED_SEEDS = 20, "0,1,2,3"
-"""Half of the preset's rounds; half of the seeds that the rules of a claim ask for."""
+LONGER = f"fedavg:train.rounds={round(40 * plan.SLOWEST)}"
+"""Plain averaging with the compute of FedISM+, of which 40 rounds are compared."""
+MATCHED = {
+    LONGER: "plain averaging, 3.3 x the rounds",
+    **{a: ARMS[a] for a in ("fedism-plus:weighting=examples", "fedism-plus")},
+}
+MATCHED_PARTS = {
+    "both, at equal compute": ("fedism-plus", LONGER),
+    "flat training, at less compute": ("fedism-plus:weighting=examples", LONGER),
+}
+"""Asked for after the first preset's runs: they had left open whether passes alone would do as much."""
 
 
 def main() -> None:
@@ -90,61 +85,54 @@ def main() -> None:
     parser.add_argument("--workers", default="auto")
     parser.add_argument("--seeds", default=",".join(map(str, plan.SEEDS)))
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--reduced", action="store_true")
+    parser.add_argument("--matched", action="store_true")
     options = parser.parse_args()
     trial = options.rounds is not None or options.seeds != parser.get_default("seeds")
-    if trial and options.reduced:
-        parser.error("--reduced: has its own seeds and rounds")
-    seeds = REDUCED_SEEDS if options.reduced else options.seeds
+    arms, asked, suffix = (MATCHED, MATCHED_PARTS, "-matched") if options.matched else (ARMS, PARTS, "")
     for preset in (options.only,) if options.only else PRESETS:
-        name = f"{preset}-reduced" if options.reduced else preset
-        folder, tables = options.folder / name, None if trial else RESULTS / f"fedism-{name}"
-        words = command(preset, seeds, tables, options.reduced)
+        folder, tables = options.folder / preset, None if trial else RESULTS / f"fedism-{preset}{suffix}"
+        words = command(preset, options.seeds, tables, arms)
         words += ["--rounds", str(options.rounds)] if options.rounds else []
         more = ["--out", str(folder), "--workers", options.workers]
         subprocess.run([sys.executable, "-m", *words, *more], check=True)
-        write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, seeds, options.reduced))
+        if not options.matched:
+            write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, options.seeds))
         if tables:
-            arms = REDUCED_ARMS if options.reduced else tuple(ARMS)
-            write(tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text()), arms))
+            write(
+                tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text()), arms, asked)
+            )
 
 
-def command(preset: str, seeds: str, tables: Path | None, reduced: bool = False) -> list[str]:
+def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = ARMS) -> list[str]:
     """The words of the comparison, from "fairflare" on."""
-    chosen = REDUCED_ARMS if reduced else tuple(ARMS)
-    found = ["fairflare", "compare", *chosen, "--task", f"ich-phantom:{preset}", "--seeds", seeds]
-    if reduced:
-        found += ["--rounds", str(REDUCED_ROUNDS)]
-        found += [word for key, value in REDUCED.items() for word in ("--set", f"{key}={value}")]
+    found = ["fairflare", "compare", *arms, "--task", f"ich-phantom:{preset}", "--seeds", seeds]
     return found + (["--tables", str(tables.relative_to(RESULTS.parent.parent))] if tables else [])
 
 
-def parts(comparison: Mapping[str, Any], arms: Sequence[str]) -> list[list[object]]:
-    """A line per endpoint and difference of ``PARTS`` whose ``arms`` were run; Holm's p over those of an endpoint."""
+def parts(
+    comparison: Mapping[str, Any], arms: Iterable[str], asked: Mapping[str, tuple[str, str]]
+) -> list[list[object]]:
+    """A line per endpoint and difference that is ``asked`` for; Holm's p over those of an endpoint."""
     runs = {arm: method["runs"] for arm, method in zip(arms, comparison["methods"], strict=True)}
     rows: list[list[object]] = []
     for endpoint in ENDPOINTS:
         found = {
             what: paired([own[endpoint] - other[endpoint] for own, other in zip(runs[arm], runs[versus], strict=True)])
-            for what, (arm, versus) in PARTS.items()
-            if arm in runs and versus in runs
+            for what, (arm, versus) in asked.items()
         }
         adjusted = holm({what: one["p"] for what, one in found.items()})
         for what, one in found.items():
             numbers = [*(one[key] for key in ("mean", "low", "high", "p")), adjusted[what]]
             written = ["" if value is None else f"{value:.6f}" for value in numbers]
-            rows.append([endpoint, what, *PARTS[what], *written, verdict(one, higher_is_better=True)])
+            rows.append([endpoint, what, *asked[what], *written, verdict(one, higher_is_better=True)])
     return rows
 
 
-def shares(folder: Path, preset: str, seeds: str, reduced: bool = False) -> list[list[object]]:
+def shares(folder: Path, preset: str, seeds: str) -> list[list[object]]:
     """A line per arm, seed and round: the corrupted sites' summed weight, and their share of the examples."""
-    settings = REDUCED if reduced else {}
-    own = {key.removeprefix("task."): int(value) for key, value in settings.items() if key.startswith("task.")}
-    task = tasks.load("ich-phantom", preset, **own)
-    poor = {site for site, kind in task.sites().items() if kind != "clean"}
+    poor = {site for site, kind in tasks.load("ich-phantom", preset).sites().items() if kind != "clean"}
     rows: list[list[object]] = []
-    for arm in REDUCED_ARMS if reduced else ARMS:
+    for arm in ARMS:
         for seed in seeds.split(","):
             run = folder / f"{folder_name(arm)}-seed{seed}"
             for entry in rounds(run):
