@@ -229,7 +229,7 @@ def measured(preset):
     return " ".join(re.split(r"<!--|On `ich-phantom", found)[0].split())
 
 
-@pytest.mark.parametrize("preset", ["equal"])
+@pytest.mark.parametrize("preset", ablations.PRESETS)
 def test_what_the_card_says_of_the_ablations_is_what_the_files_say(preset):
     folder, said = ROOT / "docs" / "results" / f"fedism-{preset}", measured(preset)
     rows = [row for path in folder.parent.glob(f"{folder.name}*/parts.csv") for row in csv.DictReader(path.open())]
@@ -243,7 +243,7 @@ def test_what_the_card_says_of_the_ablations_is_what_the_files_say(preset):
     assert len(quoted) >= 8 and [one for one in quoted if one not in known] == []
 
 
-@pytest.mark.parametrize("preset", ["equal"])
+@pytest.mark.parametrize("preset", ablations.PRESETS)
 def test_what_the_card_says_of_the_weights_is_what_the_log_says(preset):
     """Of the last round: mean and range over seeds, in per cent."""
     path, said = ROOT / "docs" / "results" / f"fedism-{preset}" / "shares.csv", measured(preset)
