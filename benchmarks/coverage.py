@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import expit, ndtr
 from scipy.stats import binom
 
+from fairflare.federation.intervals import LEVEL
 from fairflare.functional import intervals
 
-LEVEL = 0.95
 Ends = tuple[float, float] | None
 Site = Callable[[np.random.Generator], tuple[Ends, float]]
 """Draws a site's test cases; returns the interval and the true value."""

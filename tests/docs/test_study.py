@@ -24,6 +24,7 @@ from fairflare.app.arguments import folder_name  # noqa: E402
 from fairflare.app.comparison import arms  # noqa: E402
 from fairflare.app.runs import run_once  # noqa: E402
 from fairflare.build import tasks  # noqa: E402
+from fairflare.report.values import signed  # noqa: E402
 
 DIFFERENCES = tables.read(tables.DIFFERENCES)
 
@@ -221,6 +222,8 @@ def test_the_matched_ablations_differ_in_rounds_alone_and_ask_for_differences_of
 
 CARD = ROOT / "docs" / "methods" / "fedism-plus.md"
 POINTS = re.compile(r"[+\u2212]\d+\.\d \[[+\u2212]\d+\.\d, [+\u2212]\d+\.\d\]")
+DIFFERENCE = re.compile(r"[+\u2212]\d\.\d{3} \[[+\u2212]\d\.\d{3}, [+\u2212]\d\.\d{3}\]")
+FIGURE = re.compile(r"\d\.\d{3}")
 
 
 def measured(preset):
@@ -233,14 +236,15 @@ def measured(preset):
 def test_what_the_card_says_of_the_ablations_is_what_the_files_say(preset):
     folder, said = ROOT / "docs" / "results" / f"fedism-{preset}", measured(preset)
     rows = [row for path in folder.parent.glob(f"{folder.name}*/parts.csv") for row in csv.DictReader(path.open())]
-    known = {
-        "{} [{}, {}]".format(*(f"{float(row[key]) * 100:+.1f}" for key in ("mean", "low", "high"))).replace(
-            "-", "\u2212"
-        )
-        for row in rows
-    }
+    points = [[signed(float(row[key]) * 100, 1) for key in ("mean", "low", "high")] for row in rows]
+    known = {f"{mean} [{low}, {high}]" for mean, low, high in points}
     quoted = POINTS.findall(said)
     assert len(quoted) >= 8 and [one for one in quoted if one not in known] == []
+    tables_of_it = "".join(
+        path.read_text(encoding="utf-8") for path in folder.parent.glob(f"{folder.name}*/compare.md")
+    )
+    others = DIFFERENCE.findall(said) + FIGURE.findall(said)
+    assert others and [one for one in others if one not in tables_of_it] == []
 
 
 @pytest.mark.parametrize("preset", ablations.PRESETS)
@@ -251,12 +255,8 @@ def test_what_the_card_says_of_the_weights_is_what_the_log_says(preset):
     for arm in ("fedism-plus:trainer=sgd", "fedism-plus", "fedism-plus:state=L"):
         weights = [float(row["corrupted_weight"]) for row in rows if row["arm"] == arm]
         assert len(weights) == len(plan.SEEDS)
-        assert re.search(
-            rf"{np.mean(weights):.0%} .{{0,60}}\({min(weights) * 100:.0f} to {max(weights) * 100:.0f}".replace(
-                "%", " %"
-            ),
-            said,
-        )
+        mean, low, high = (f"{100 * value:.0f}" for value in (np.mean(weights), min(weights), max(weights)))
+        assert re.search(rf"{mean} % .{{0,60}}\({low} to {high}", said)
 
 
 @pytest.mark.slow  # three runs of two rounds

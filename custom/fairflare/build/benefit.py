@@ -30,7 +30,7 @@ PLAIN = "sgd"
 
 
 def asks_by_itself(config: RunConfig) -> bool:
-    """Whether a run on this machine says what joining gives unless it is told not to: on tables, in the clear."""
+    """Whether a run on this machine says what joining gives where no setting decides: on tables, in the clear."""
     task = tasks.load(config.task, config.preset, **config.options)
     if not task.quick or config.secure_sum != NONE or config.headline == "best":
         return False

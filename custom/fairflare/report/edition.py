@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site edition: what one hospital is told of a run, which names no other and gives no number of a single one.
+"""The site edition: what one hospital reads of a run, which names no other and gives no number of a single one.
 
 A function of the run's folder alone, like the report; nothing is trained, loaded or scored for it.
 """

@@ -66,10 +66,7 @@ ENDPOINTS = ("corrupted", "clean", "mean", "worst")
 """Balanced accuracy on the shared corrupted images, the primary endpoint; on clean ones; of sites: mean and worst."""
 LONGER = f"fedavg:train.rounds={round(40 * plan.SLOWEST)}"
 """Plain averaging with the compute of FedISM+, of which 40 rounds are compared."""
-MATCHED = {
-    LONGER: "plain averaging, 3.3 x the rounds",
-    **{a: ARMS[a] for a in ("fedism-plus:weighting=examples", "fedism-plus")},
-}
+MATCHED = (LONGER, "fedism-plus:weighting=examples", "fedism-plus")
 MATCHED_PARTS = {
     "both, at equal compute": ("fedism-plus", LONGER),
     "flat training, at less compute": ("fedism-plus:weighting=examples", LONGER),
@@ -88,7 +85,7 @@ def main() -> None:
     parser.add_argument("--matched", action="store_true")
     options = parser.parse_args()
     trial = options.rounds is not None or options.seeds != parser.get_default("seeds")
-    arms, asked, suffix = (MATCHED, MATCHED_PARTS, "-matched") if options.matched else (ARMS, PARTS, "")
+    arms, asked, suffix = (MATCHED, MATCHED_PARTS, "-matched") if options.matched else (tuple(ARMS), PARTS, "")
     for preset in (options.only,) if options.only else PRESETS:
         folder, tables = options.folder / preset, None if trial else RESULTS / f"fedism-{preset}{suffix}"
         words = command(preset, options.seeds, tables, arms)
@@ -98,9 +95,8 @@ def main() -> None:
         if not options.matched:
             write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, options.seeds))
         if tables:
-            write(
-                tables / "parts.csv", DIFFERENCES, parts(json.loads((tables / "compare.json").read_text()), arms, asked)
-            )
+            comparison = json.loads((tables / "compare.json").read_text())
+            write(tables / "parts.csv", DIFFERENCES, parts(comparison, arms, asked))
 
 
 def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = ARMS) -> list[str]:
@@ -110,7 +106,7 @@ def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = 
 
 
 def parts(
-    comparison: Mapping[str, Any], arms: Iterable[str], asked: Mapping[str, tuple[str, str]]
+    comparison: Mapping[str, Any], arms: Sequence[str], asked: Mapping[str, tuple[str, str]]
 ) -> list[list[object]]:
     """A line per endpoint and difference that is ``asked`` for; Holm's p over those of an endpoint."""
     runs = {arm: method["runs"] for arm, method in zip(arms, comparison["methods"], strict=True)}
