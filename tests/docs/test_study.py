@@ -2,6 +2,7 @@
 """STUDY.md says what the intervals say: every comparing sentence is marked, and every mark is a line of the files."""
 
 import csv
+import json
 import math
 import re
 import sys
@@ -212,12 +213,32 @@ def test_the_matched_ablations_differ_in_rounds_alone_and_ask_for_differences_of
         for more in (0, 0, 0.1)
     ]
     comparison = {"methods": [{"runs": one} for one in runs]}
-    rows = ablations.parts(comparison, ablations.MATCHED, ablations.MATCHED_PARTS)
+    rows = ablations.parts(comparison, ablations.PLANS["matched"])
     assert rows[0][:4] == ["corrupted", "both, at equal compute", "fedism-plus", ablations.LONGER]
     assert len(rows) == 2 * len(ablations.ENDPOINTS)
     assert [row[-1] for row in rows[:2]] == ["better", "cannot be told"]
+    assert [row[-1] for row in rows if row[0] == "std"] == ["worse", "cannot be told"]
     low, high = stats.t.interval(0.95, 2, np.mean([0.11, 0.12, 0.14]), stats.sem([0.11, 0.12, 0.14]))
     assert [float(value) for value in rows[0][5:7]] == pytest.approx([low, high], abs=1e-6)
+
+
+def test_the_long_ablations_give_all_arms_as_many_rounds():
+    asked = ablations.PLANS["long"]
+    for preset in ablations.PRESETS:
+        found = [config for _, config in arms(list(asked.arms), f"ich-phantom:{preset}", [0])]
+        assert [config.training["rounds"] for config in found] == [133, 133, 133]
+        assert len({tuple(sorted(config.training.items())) for config in found}) == 1
+    assert {arm for pair in asked.parts.values() for arm in pair} == set(asked.arms)
+
+
+@pytest.mark.parametrize("suffix", ["", "-matched"])
+@pytest.mark.parametrize("preset", ablations.PRESETS)
+def test_the_parts_follow_from_the_runs_of_the_comparison(preset, suffix):
+    (asked,) = [one for one in ablations.PLANS.values() if one.suffix == suffix]
+    folder = ROOT / "docs" / "results" / f"fedism-{preset}{suffix}"
+    rows = ablations.parts(json.loads((folder / "compare.json").read_text(encoding="utf-8")), asked)
+    with (folder / "parts.csv").open(newline="", encoding="utf-8") as file:
+        assert [tuple(map(str, row)) for row in rows] == [tuple(row) for row in csv.reader(file)][1:]
 
 
 CARD = ROOT / "docs" / "methods" / "fedism-plus.md"

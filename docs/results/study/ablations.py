@@ -2,14 +2,16 @@
 """Does FedISM+ do what it says? Its parts, alone and together, where sites have equal label distributions and not.
 
     python docs/results/study/ablations.py FOLDER [--only equal] [--workers 2] [--seeds 0,1,2,3,4,5,6,7] [--rounds N]
-    python docs/results/study/ablations.py FOLDER --matched [--only equal] [--workers 2]
+    python docs/results/study/ablations.py FOLDER --plan matched [--only equal] [--workers 2]
+    python docs/results/study/ablations.py FOLDER --plan long [--only equal] [--workers 2]
 
 For each of the presets ``ich-phantom:equal`` and ``ich-phantom:skewed`` this is a ``fairflare compare`` of ``ARMS``,
 kept in FOLDER/PRESET: the same command goes on with what is missing. Its tables go to docs/results/fedism-PRESET, and
 there ``shares.csv`` says what part of the aggregation weights the corrupted sites had in every round, and what part of
 the examples they have, and ``parts.csv`` what each part of the method changes (``PARTS``). With ``--rounds`` or other
-seeds nothing is written there: these are trials. ``--matched`` sets two of these arms, whose runs it takes from
-FOLDER/PRESET, beside plain averaging with as many passes as the dearer one has (docs/results/fedism-PRESET-matched).
+seeds nothing is written there: these are trials. Two further plans have ``parts.csv`` alone: ``matched`` sets two of
+these arms, whose runs it takes from FOLDER/PRESET, beside plain averaging with as many passes as the dearer one has
+(docs/results/fedism-PRESET-matched), and ``long`` gives these arms as many rounds as that (fedism-PRESET-long).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +65,11 @@ PARTS = {
     ),
 }
 """What -> (arm with it, arm without it): differences that were asked for before any run."""
-ENDPOINTS = ("corrupted", "clean", "mean", "worst")
-"""Balanced accuracy on the shared corrupted images, the primary endpoint; on clean ones; of sites: mean and worst."""
-LONGER = f"fedavg:train.rounds={round(40 * plan.SLOWEST)}"
+ENDPOINTS = {"corrupted": True, "clean": True, "mean": True, "worst": True, "std": False}
+"""Balanced accuracy on the shared corrupted images, the primary endpoint; on clean ones; of sites: mean, worst and
+standard deviation. Each with whether more is better."""
+MANY = f"train.rounds={round(40 * plan.SLOWEST)}"
+LONGER = f"fedavg:{MANY}"
 """Plain averaging with the compute of FedISM+, of which 40 rounds are compared."""
 MATCHED = (LONGER, "fedism-plus:weighting=examples", "fedism-plus")
 MATCHED_PARTS = {
@@ -72,6 +77,38 @@ MATCHED_PARTS = {
     "flat training, at less compute": ("fedism-plus:weighting=examples", LONGER),
 }
 """Asked for after the first preset's runs: they had left open whether passes alone would do as much."""
+LONG = (LONGER, f"fedism-plus:weighting=examples,{MANY}", f"fedism-plus:{MANY}")
+LONG_PARTS = {
+    "both, all with 133 rounds": (LONG[2], LONGER),
+    "flat training, all with 133 rounds": (LONG[1], LONGER),
+    "weights on top of flat training, all with 133 rounds": (LONG[2], LONG[1]),
+}
+"""Asked for after ``matched``, before its own runs: what is left of the method's gain, and of its smaller spread over
+sites, when all arms have trained for as long."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arms that are compared, and differences between them that are asked for.
+
+    Attributes:
+        arms: METHOD of ``fairflare compare``; the first is the reference.
+        parts: what -> (arm with it, arm without it).
+        suffix: of the folder of its tables.
+        shares: whether the corrupted sites' weights are added up.
+    """
+
+    arms: tuple[str, ...]
+    parts: Mapping[str, tuple[str, str]]
+    suffix: str = ""
+    shares: bool = False
+
+
+PLANS = {
+    "parts": Plan(tuple(ARMS), PARTS, shares=True),
+    "matched": Plan(MATCHED, MATCHED_PARTS, "-matched"),
+    "long": Plan(LONG, LONG_PARTS, "-long"),
+}
 
 
 def main() -> None:
@@ -82,21 +119,21 @@ def main() -> None:
     parser.add_argument("--workers", default="auto")
     parser.add_argument("--seeds", default=",".join(map(str, plan.SEEDS)))
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--matched", action="store_true")
+    parser.add_argument("--plan", choices=PLANS, default="parts")
     options = parser.parse_args()
     trial = options.rounds is not None or options.seeds != parser.get_default("seeds")
-    arms, asked, suffix = (MATCHED, MATCHED_PARTS, "-matched") if options.matched else (tuple(ARMS), PARTS, "")
+    asked = PLANS[options.plan]
     for preset in (options.only,) if options.only else PRESETS:
-        folder, tables = options.folder / preset, None if trial else RESULTS / f"fedism-{preset}{suffix}"
-        words = command(preset, options.seeds, tables, arms)
+        folder, tables = options.folder / preset, None if trial else RESULTS / f"fedism-{preset}{asked.suffix}"
+        words = command(preset, options.seeds, tables, asked.arms)
         words += ["--rounds", str(options.rounds)] if options.rounds else []
         more = ["--out", str(folder), "--workers", options.workers]
         subprocess.run([sys.executable, "-m", *words, *more], check=True)
-        if not options.matched:
+        if asked.shares:
             write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, options.seeds))
         if tables:
             comparison = json.loads((tables / "compare.json").read_text())
-            write(tables / "parts.csv", DIFFERENCES, parts(comparison, arms, asked))
+            write(tables / "parts.csv", DIFFERENCES, parts(comparison, asked))
 
 
 def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = ARMS) -> list[str]:
@@ -105,22 +142,20 @@ def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = 
     return found + (["--tables", str(tables.relative_to(RESULTS.parent.parent))] if tables else [])
 
 
-def parts(
-    comparison: Mapping[str, Any], arms: Sequence[str], asked: Mapping[str, tuple[str, str]]
-) -> list[list[object]]:
-    """A line per endpoint and difference that is ``asked`` for; Holm's p over those of an endpoint."""
-    runs = {arm: method["runs"] for arm, method in zip(arms, comparison["methods"], strict=True)}
+def parts(comparison: Mapping[str, Any], asked: Plan) -> list[list[object]]:
+    """A line per endpoint and difference that is asked for; Holm's p over those of an endpoint."""
+    runs = {arm: method["runs"] for arm, method in zip(asked.arms, comparison["methods"], strict=True)}
     rows: list[list[object]] = []
-    for endpoint in ENDPOINTS:
+    for endpoint, higher in ENDPOINTS.items():
         found = {
             what: paired([own[endpoint] - other[endpoint] for own, other in zip(runs[arm], runs[versus], strict=True)])
-            for what, (arm, versus) in asked.items()
+            for what, (arm, versus) in asked.parts.items()
         }
         adjusted = holm({what: one["p"] for what, one in found.items()})
         for what, one in found.items():
             numbers = [*(one[key] for key in ("mean", "low", "high", "p")), adjusted[what]]
             written = ["" if value is None else f"{value:.6f}" for value in numbers]
-            rows.append([endpoint, what, *asked[what], *written, verdict(one, higher_is_better=True)])
+            rows.append([endpoint, what, *asked.parts[what], *written, verdict(one, higher_is_better=higher)])
     return rows
 
 
