@@ -19,6 +19,7 @@ import ablations  # noqa: E402
 import answers  # noqa: E402
 import check  # noqa: E402
 import plan  # noqa: E402
+import run  # noqa: E402
 import tables  # noqa: E402
 
 from fairflare.app.arguments import folder_name  # noqa: E402
@@ -173,14 +174,33 @@ def test_the_plan_can_be_run(study, tmp_path, monkeypatch):
     task = tasks.load(name, preset)
     assert task.primary and study.rounds == task.presets[preset].training.rounds
     assert study.lr == task.presets[preset].training.lr and study.natural == (task.drawn() == ())
+    assert study.batch == task.presets[preset].training.batch_size
     for arm in study.arms():
-        if arm.after:
-            assert arm.after[0] in {other.key for other in study.arms()}
-        if arm.after or arm.trivial:
+        if arm.of:
+            assert arm.of in {other.key for other in study.arms()}
+        if arm.of or arm.trivial:
             continue
-        labels = plan.candidates(arm, study)
+        labels = plan.candidates(arm, study, (1.0, 0.3) if arm.settings else plan.STEPS)
         assert len(set(labels)) == (4 if study.tuned and not arm.like else 1)
         arms(labels, study.task, [0], values={"group_by": study.group_by, **study.settings})
+
+
+def test_the_rates_of_an_arm_with_a_setting_are_those_that_served_plain_averaging_best():
+    study = next(study for study in plan.STUDIES if study.key == "support2")
+    fedavg, ditto, batch = (next(arm for arm in study.arms() if arm.key == key) for key in ("fedavg", "ditto", "batch"))
+    labels = plan.candidates(fedavg, study)
+    assert run.with_further(dict(zip(labels, (4.0, 1.0, 2.0, 3.0))), labels) == plan.STEPS
+    losses = dict(zip(labels, (4.0, 3.0, 2.0, 1.0)))
+    assert run.with_further(losses, labels) == (*plan.STEPS, 10.0)
+    labels = plan.candidates(fedavg, study, run.with_further(losses, labels))
+    losses[labels[4]] = 1.5
+    assert run.ranked(losses, labels)[:2] == (3.0, 10.0)
+    assert plan.candidates(ditto, study, (3.0, 10.0)) == [
+        f"ditto:train.lr={rate},lam={lam}" for rate in ("0.009", "0.03") for lam in ("0.1", "1")
+    ]
+    assert plan.candidates(batch, study, (1.0,)) == [
+        f"fedavg:train.lr=0.003,train.batch_size={size}" for size in (16, 256)
+    ]
 
 
 def test_what_was_chosen_is_the_best_on_validation_patients():

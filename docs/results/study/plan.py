@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study's plan, written before its runs: tasks, endpoints, arms, the grid of every arm, and seeds.
 
-Every arm has four candidates, where the protocol leaves a choice. The one with the least Brier score on validation
-patients, a mean over sites and ``TUNING`` seeds, is run with the reported seeds, none of which is used to choose.
+Every arm has four candidates, where the protocol leaves a choice: four learning rates, and one further where the best
+is the least or the largest, or the two rates that served plain averaging best with two values of a setting of its own.
+The one with the least Brier score on validation patients, a mean over sites and ``TUNING`` seeds, is run with the
+reported seeds, none of which is used to choose.
+
+Changed after the first results were known, as a review of them asked: the further rate; that the two rates are those
+of plain averaging's own candidates; a chosen batch size; the logit-adjusted arm with the site's prior put back; the
+trivial answer in all tables. All runs were then made again.
 """
 
 from __future__ import annotations
@@ -14,11 +20,13 @@ SEEDS = tuple(range(8))
 """Reported."""
 TUNING = {True: (100,), False: (100, 101)}
 """Never reported; with natural splits, whose validation patients stay, one is enough, and two where they are drawn."""
-SHOWN = ("fedavg", "uniform", "fedavg+intercept-train", "qffl", "ditto")
+SHOWN = ("trivial", "fedavg", "uniform", "fedavg+intercept-train", "qffl", "ditto")
 SLOWEST = 10 / 3
 """Compute of the dearest arm (FedISM+) relative to FedAvg; as many times the rounds has the compute-matched FedAvg."""
 STEPS = (0.1, 0.3, 1.0, 3.0)
 """Candidates of the learning rate, times the preset's, where an arm has nothing else to choose."""
+FURTHER = {STEPS[0]: 0.03, STEPS[-1]: 10.0}
+"""The candidate that is added where this one is the best."""
 FIRST = ("trivial", "solo", "pooled", "fedavg", "uniform", "ditto", "qffl", "fedufo", "fedheal", "fedadam")
 """Keys of the arms that are run first, with their recalibrations; then the others."""
 
@@ -50,7 +58,9 @@ class Arm:
         title: its name in the tables.
         method: METHOD of ``fairflare compare``, with settings.
         values: candidates of a setting of its own, as "key=value"; () : four learning rates are the candidates.
+        batches: candidates of the batch size, times the preset's, in their place.
         after: a step after the last round on the runs of this other arm; they are not trained anew.
+        prior: the runs of this other arm, and each site puts the shares of its own training patients' classes back.
         like: takes what was chosen for this other arm, and nothing is chosen for it.
         longer: times as many rounds.
         trivial: needs no training: the share of each class among the site's own training patients.
@@ -60,7 +70,9 @@ class Arm:
     title: str
     method: str = ""
     values: tuple[str, ...] = ()
+    batches: tuple[float, ...] = ()
     after: tuple[str, dict[str, str]] | None = None
+    prior: str = ""
     like: str = ""
     longer: float = 1.0
     trivial: bool = False
@@ -68,7 +80,17 @@ class Arm:
     @property
     def chosen(self) -> bool:
         """Whether it has runs and settings of its own."""
-        return not (self.after or self.like or self.trivial)
+        return not (self.of or self.like or self.trivial)
+
+    @property
+    def settings(self) -> bool:
+        """Whether it has a setting of its own to choose, and its learning rates are those that served FedAvg best."""
+        return bool(self.values or self.batches)
+
+    @property
+    def of(self) -> str:
+        """Key of the arm whose runs it takes as they are; empty: none."""
+        return self.after[0] if self.after else self.prior
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class Study:
         task: T:PRESET.
         lr: the preset's learning rate.
         rounds: the preset's.
+        batch: the preset's batch size.
         group_by: the patients' groups, alike for all arms.
         primary: what the task's declaration names.
         benefit: the metric by which a site gains or loses.
@@ -89,7 +112,6 @@ class Study:
         without: keys of arms that are refused here: their trainer, or their need of validation patients.
         instead: key of an arm -> METHOD as the protocol has it.
         shown: keys of the arms in the table of sites.
-        few: candidates of the learning rate where an arm has two values of a setting of its own: FedAvg's best two.
         only: keys of its arms, where it has few; then ``without`` does not count.
         metrics: of a site; the area under the curve is that of two classes.
     """
@@ -98,6 +120,7 @@ class Study:
     task: str
     lr: float
     rounds: int
+    batch: int
     group_by: str
     primary: tuple[Endpoint, ...]
     benefit: str = "brier"
@@ -107,7 +130,6 @@ class Study:
     without: tuple[str, ...] = ()
     instead: dict[str, str] = field(default_factory=dict)
     shown: tuple[str, ...] = SHOWN
-    few: tuple[float, float] = (0.3, 1.0)
     only: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy", "auc", "brier", "calibration")
 
@@ -117,7 +139,7 @@ class Study:
             dataclasses.replace(arm, method=self.instead.get(arm.key, arm.method))
             for arm in ARMS
             if (arm.key in self.only if self.only else arm.key not in (*self.without, *OF_FEW))
-            and not (first and (arm.after or (arm.key,))[0] not in FIRST)
+            and not (first and (arm.of or arm.key) not in FIRST)
         )
 
 
@@ -132,7 +154,9 @@ REFERENCES = (
     Arm("pooled", "Pooled", "pooled"),
     Arm("fedavg", "FedAvg", "fedavg"),
     Arm("uniform", "FedAvg, uniform weights", "fedavg:weighting=uniform"),
+    Arm("batch", "FedAvg, other batch size", "fedavg", batches=(0.25, 4.0)),
     Arm("adjusted", "FedAvg, logit-adjusted loss", "fedavg:logit_tau=1"),
+    Arm("adjusted+prior", "FedAvg, logit-adjusted loss, own shares put back", prior="adjusted"),
     Arm("longer", "FedAvg, 3.3 x the rounds", "fedavg", like="fedavg", longer=SLOWEST),
     Arm("twice", "FedAvg, twice the rounds", "fedavg", like="fedavg", longer=2.0),
 )
@@ -176,26 +200,35 @@ FLAMBY = {
 """As in ``fairflare paper flamby-heart``; the pooled arm's patients have their own centre's scale here."""
 OF_IMAGES = ("accuracy", "brier", "calibration")
 STUDIES = (
-    Study("ist", "ist:countries", 0.02, 30, "label+sex", (Endpoint("calibration", "worst"), WORST_AUC),
-          few=(1.0, 3.0)),
-    Study("heart-full", "heart:full", 0.005, 40, "label+sex", (WORST_ACCURACY,), "accuracy", without=("scaffold",)),
-    Study("heart-flamby", "heart:flamby", 0.001, 15, "label+sex", (WORST_ACCURACY,), "accuracy", tuned=False,
-          without=("fedavg+intercept", "fedce", "feddg-ga"), instead=FLAMBY),
-    Study("support2", "support2:default", 0.003, 20, "label+sex", (WORST_AUC,), natural=False, without=("scaffold",)),
-    Study("covid", "covid-brazil:regions", 0.1, 20, "label+white", (WORST_AUC,), natural=False, few=(0.3, 3.0)),
-    Study("digits", "digits:small", 0.02, 20, "label", (WORST_ACCURACY,), "accuracy", natural=False,
+    Study("ist", "ist:countries", 0.02, 30, 32, "label+sex", (Endpoint("calibration", "worst"), WORST_AUC)),
+    Study("heart-full", "heart:full", 0.005, 40, 8, "label+sex", (WORST_ACCURACY,), "accuracy", without=("scaffold",)),
+    Study("heart-flamby", "heart:flamby", 0.001, 15, 4, "label+sex", (WORST_ACCURACY,), "accuracy", tuned=False,
+          without=("batch", "fedavg+intercept", "fedce", "feddg-ga"), instead=FLAMBY),
+    Study("support2", "support2:default", 0.003, 20, 64, "label+sex", (WORST_AUC,), natural=False,
+          without=("scaffold",)),
+    Study("covid", "covid-brazil:regions", 0.1, 20, 32, "label+white", (WORST_AUC,), natural=False),
+    Study("digits", "digits:small", 0.02, 20, 32, "label", (WORST_ACCURACY,), "accuracy", natural=False,
           only=("trivial", "solo", "pooled", "fedavg", "twice", "ditto", "qffl", "fedheal"),
-          shown=("fedavg", "twice", "qffl", "fedheal", "ditto"), metrics=OF_IMAGES),
+          shown=("trivial", "fedavg", "twice", "qffl", "fedheal", "ditto"), metrics=OF_IMAGES),
 )  # fmt: skip
 
 
-def candidates(arm: Arm, study: Study) -> list[str]:
-    """METHOD labels to choose from; one where nothing is chosen."""
+def candidates(arm: Arm, study: Study, rates: tuple[float, ...] = STEPS) -> list[str]:
+    """METHOD labels to choose from; one where nothing is chosen.
+
+    Args:
+        arm: of the study.
+        study: its task.
+        rates: candidates of the learning rate, times the preset's.
+    """
     if not study.tuned or arm.like:
         return [arm.method]
-    if not arm.values:
-        return [labelled(arm.method, f"lr={_text(study.lr * times)}") for times in STEPS]
-    return [labelled(arm.method, f"lr={_text(study.lr * t)}", value) for t in study.few for value in arm.values]
+    values = (*arm.values, *(f"train.batch_size={max(2, round(study.batch * times))}" for times in arm.batches))
+    return [
+        labelled(arm.method, f"lr={_text(study.lr * t)}", *value)
+        for t in rates
+        for value in [(v,) for v in values] or [()]
+    ]
 
 
 def labelled(method: str, *settings: str) -> str:

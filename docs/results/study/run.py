@@ -30,6 +30,7 @@ from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.local import SITES
 from fairflare.build.parts import Parts, build_parts
 from fairflare.core.types import StateDict
+from fairflare.datasets.kinds.patients import TableTask
 from fairflare.federation.after.recalibrate import FAR
 from fairflare.federation.evaluation import predict
 from fairflare.federation.files import CHECKPOINT, MODEL, read_model
@@ -40,7 +41,8 @@ HERE = Path(__file__).resolve().parent
 CHOSEN = HERE / "chosen.csv"
 Run = tuple[str, RunConfig]
 Predicted = dict[str, np.ndarray]
-"""SITE/SPLIT/z: the logit of the second class, or of each of more than two; SITE/SPLIT/y: the classes."""
+"""SITE/SPLIT/z: the logit of the second class, or of each of more than two; SITE/SPLIT/y: the classes; SITE/SPLIT/id:
+of a table whose patients each seed deals out anew, each patient's row; SITE/train/n: how many it has trained with."""
 
 
 def main() -> None:
@@ -62,18 +64,47 @@ def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[s
     """Key of an arm -> METHOD with what was chosen on validation patients; runs what is missing."""
     trained = [arm for arm in study.arms(first) if arm.chosen]
     labels = {arm.key: plan.candidates(arm, study) for arm in trained}
-    several = list(dict.fromkeys(label for found in labels.values() if len(found) > 1 for label in found))
-    seeds, losses = plan.TUNING[study.natural], {}
-    if several:
-        kept = iter(together(configured(several, study, seeds), folder / "tuning", workers))
-        losses = {label: [loss(next(kept)) for _ in seeds] for label in several}
+    losses: dict[str, float] = {}
+    if study.tuned:
+        plain = [arm for arm in trained if not arm.settings]
+        losses = tried([label for arm in plain for label in labels[arm.key]], study, folder, workers)
+        for arm in plain:
+            labels[arm.key] = plan.candidates(arm, study, with_further(losses, labels[arm.key]))
+        losses |= tried(
+            [label for arm in plain for label in labels[arm.key][len(plan.STEPS) :]], study, folder, workers
+        )
+        served = ranked(losses, labels["fedavg"])
+        for arm in trained:
+            if arm.settings:
+                labels[arm.key] = plan.candidates(arm, study, served[:2])
+        others = [label for arm in trained if arm.settings for label in labels[arm.key]]
+        losses |= tried(others, study, folder, workers)
     rows, chosen = [], {}
     for arm in trained:
-        means = {label: float(np.mean(losses.get(label, np.nan))) for label in labels[arm.key]}
+        means = {label: losses.get(label, float("nan")) for label in labels[arm.key]}
         chosen[arm.key] = min(means, key=lambda label: means[label])
         rows += [[study.key, arm.key, label, f"{mean:.6f}", label == chosen[arm.key]] for label, mean in means.items()]
     save(study.key, rows)
     return chosen
+
+
+def tried(labels: Sequence[str], study: plan.Study, folder: Path, workers: int) -> dict[str, float]:
+    """METHOD -> the loss on validation patients, a mean over the tuning seeds."""
+    seeds, each = plan.TUNING[study.natural], list(dict.fromkeys(labels))
+    kept = iter(together(configured(each, study, seeds), folder / "tuning", workers)) if each else iter(())
+    return {label: float(np.mean([loss(next(kept)) for _ in seeds])) for label in each}
+
+
+def with_further(losses: Mapping[str, float], labels: Sequence[str]) -> tuple[float, ...]:
+    """The rates of an arm's candidates, and the one beyond its best where that is the first or the last."""
+    best = plan.STEPS[min(range(len(labels)), key=lambda place: losses[labels[place]])]
+    return (*plan.STEPS, *((plan.FURTHER[best],) if best in plan.FURTHER else ()))
+
+
+def ranked(losses: Mapping[str, float], labels: Sequence[str]) -> tuple[float, ...]:
+    """The rates of plain averaging's candidates, times the preset's, the best first."""
+    rates = with_further(losses, labels[: len(plan.STEPS)])
+    return tuple(rates[place] for place in sorted(range(len(labels)), key=lambda place: losses[labels[place]]))
 
 
 def loss(predicted: Predicted) -> float:
@@ -108,7 +139,7 @@ def make(study: plan.Study, folder: Path, workers: int, first: bool) -> None:
         if arm.like:
             runs[arm.key] = configured([chosen[arm.like]], study, plan.SEEDS, round(arm.longer * study.rounds))
             together(runs[arm.key], folder / arm.key, workers)
-        of = "fedavg" if arm.trivial else arm.after[0] if arm.after else arm.key
+        of = "fedavg" if arm.trivial else arm.of or arm.key
         for seed, run in zip(plan.SEEDS, runs[of], strict=True):
             keep(folder, arm, seed, run)
 
@@ -119,8 +150,8 @@ def keep(folder: Path, arm: plan.Arm, seed: int, run: Run) -> None:
     if not kept.is_file():
         place = folder / (arm.key if arm.like else "runs") / run[0]
         found = recalibrated(place, run[1], arm.after[1]) if arm.after else beside(place)
-        found = prior(run[1], found) if arm.trivial else found
-        write(kept, {key: values for key, values in found.items() if "/test/" in key})
+        found = with_prior(run[1], found, alone=arm.trivial) if arm.trivial or arm.prior else found
+        write(kept, {key: values for key, values in found.items() if "/val/" not in key})
 
 
 def configured(labels: Sequence[str], study: plan.Study, seeds: Sequence[int], rounds: int | None = None) -> list[Run]:
@@ -171,6 +202,9 @@ def predictions(folder: Path, config: RunConfig) -> Predicted:
     for client, site in site_of_client(config, parts.task).items():
         parts.network.load_state_dict(serving(folder, client, parts, shared))
         data = parts.trainer.site_data(parts.task.site_data(site))
+        found[f"{site}/train/n"] = np.array(data.size("train"))
+        rows = parts.task.rows(site) if isinstance(parts.task, TableTask) else {}
+        found |= {f"{site}/{split}/id": rows[split] for split in ("val", "test") if split in rows}
         for split in ("val", "test"):
             outputs, targets, _ = predict(parts.network, data.fixed(split, 256), torch.device("cpu"))
             two = len(outputs) and outputs.shape[1] == 2
@@ -188,12 +222,13 @@ def serving(folder: Path, client: str, parts: Parts, shared: StateDict) -> State
     return {**shared, **torch.load(kept, weights_only=True)} if kept.is_file() else shared
 
 
-def prior(config: RunConfig, like: Predicted) -> Predicted:
-    """The predictions of the trivial answer for the patients of a run."""
+def with_prior(config: RunConfig, like: Predicted, alone: bool) -> Predicted:
+    """The predictions of a run with the shares of each site's own training patients added, or these shares alone."""
     parts, found = build_parts(config), dict(like)
     for site in site_of_client(config, parts.task).values():
-        counts = parts.task.site_data(site).class_counts.numpy()
-        found[f"{site}/test/z"] = answers.of_prior(counts, len(like[f"{site}/test/y"]))
+        counts, name = parts.task.site_data(site).class_counts.numpy(), f"{site}/test/z"
+        shares = answers.of_prior(counts, len(like[name]))
+        found[name] = shares if alone else like[name] + shares
     return found
 
 
