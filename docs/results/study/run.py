@@ -22,20 +22,23 @@ import numpy as np
 import plan
 import torch
 
-from fairflare.app.after import take_step
 from fairflare.app.comparison import arms
+from fairflare.app.folders import fresh_folder
 from fairflare.app.parallel import budget, run_all
-from fairflare.app.runs import run_once
-from fairflare.build.config import RunConfig, site_of_client
-from fairflare.build.local import SITES
+from fairflare.build.after_run import Ended, step_after
+from fairflare.build.assembly import save_config
+from fairflare.build.config import RunConfig, site_of_client, with_step
+from fairflare.build.local import SITES, LocalSites, run_local
 from fairflare.build.parts import Parts, build_parts
 from fairflare.core.types import StateDict
 from fairflare.datasets.kinds.patients import TableTask
 from fairflare.federation.after.recalibrate import FAR
 from fairflare.federation.evaluation import predict
 from fairflare.federation.files import CHECKPOINT, MODEL, read_model
+from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.federation.memory import personal_file
 from fairflare.functional.recalibration import limited
+from fairflare.report.write import verified_run
 
 HERE = Path(__file__).resolve().parent
 CHOSEN = HERE / "chosen.csv"
@@ -169,10 +172,14 @@ def together(runs: Sequence[Run], folder: Path, workers: int) -> list[Predicted]
 
 
 def run_and_predict(config: RunConfig, folder: Path, workers: int = 1) -> Mapping[str, Any]:
-    """One run, and beside its folder what its final model says of validation and test patients."""
-    report = run_once(config, folder, workers=workers)
+    """One run without its report, and beside its folder what its final model says of validation and test patients."""
+    parts = build_parts(config)
+    with fresh_folder(folder, force=True):
+        save_config(config, parts, folder, "local")
+        with LocalSites(config, folder, parts, workers) as sites:
+            run_local(config, folder, parts=parts, sites=sites)
     write(beside_file(folder), predictions(folder, config))
-    return report
+    return {}
 
 
 def beside_file(folder: Path) -> Path:
@@ -234,7 +241,11 @@ def with_prior(config: RunConfig, like: Predicted, alone: bool) -> Predicted:
 
 def recalibrated(folder: Path, config: RunConfig, settings: dict[str, str]) -> Predicted:
     """The predictions of a run after the step, whose parameters the sites have kept."""
-    take_step(folder, "recalibrate", settings)
+    history, _ = verified_run(folder)
+    model, standing = read_final(folder, history), read_standing(folder, history)
+    assert model is not None and standing is not None  # the run has ended
+    ended = Ended(model, standing.models, standing.declared, history.start["model_sha256"])
+    step_after(with_step(config, "recalibrate", settings), folder, ended)
     found = predictions(folder, config)
     for client, site in site_of_client(config, build_parts(config).task).items():
         line = json.loads((folder / SITES / f"{client}.after.json").read_text())["own"]
