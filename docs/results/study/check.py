@@ -8,8 +8,11 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- claim: TASK | ARM | VERSUS | OVER | METRIC | better -->   a line of differences.csv and its verdict: better,
                                                                    worse or cannot be told
     <!-- count: TASK | ARM | METRIC | loses=7 -->                  a line of joining.csv: gains, cannot_be_told, loses,
-                                                                   lower or of; with * for ARM the least over all arms,
-                                                                   and with loses_most=7 the most
+                                                                   lower, gains_together, loses_together or of; with *
+                                                                   for ARM the least over all trained arms, and with
+                                                                   loses_most=7 the most
+    <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these and no others
+                                                                   have that verdict; "none" for none
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
@@ -32,7 +35,7 @@ COMPARING = re.compile(
     r"|above|below|exceeds?|larger|smaller|closer)\b",
     re.I,
 )
-MARK = re.compile(r"<!-- (claim|count|mean|definition)(?:: ([^>]*?))? -->")
+MARK = re.compile(r"<!-- (claim|only|count|mean|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
 VERDICTS = ("better", "worse", "cannot be told")
 
@@ -103,6 +106,7 @@ def count(text: str, words: list[str]) -> tuple[str, set[str]]:
     most, column = column.endswith("_most"), column.removesuffix("_most")
     wanted = {key: word for key, word in zip(("task", "arm", "metric"), words) if word != "*"}
     rows = [row for row in tables.read(tables.JOINING) if all(row[key] == wanted[key] for key in wanted)]
+    rows = [row for row in rows if row["arm"] != "trivial" or "arm" in wanted]
     if not rows or column not in rows[0]:
         return f"count: no such line: {words}", set()
     least = (max if most else min)(int(row[column]) for row in rows)
@@ -112,13 +116,27 @@ def count(text: str, words: list[str]) -> tuple[str, set[str]]:
     return ("" if spelled & set(re.findall(r"\w+", text.lower())) else f"count: {number} is not in the sentence"), set()
 
 
+def only(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """Which methods have a verdict."""
+    if len(words) != 6 or words[4] not in VERDICTS:
+        return f"only: expected TASK | VERSUS | OVER | METRIC | verdict | ARM, ARM, got {words}", set()
+    wanted = dict(zip(("task", "versus", "over", "metric"), words))
+    rows = [row for row in tables.read(tables.DIFFERENCES) if all(row[key] == wanted[key] for key in wanted)]
+    of_methods = [row for row in rows if row["arm"] in {arm.key for arm in plan.METHODS}]
+    if not of_methods:
+        return f"only: no such line: {words}", set()
+    told = {row["arm"] for row in of_methods if row["verdict"] == words[4]}
+    named = set() if words[5] == "none" else {word.strip() for word in words[5].split(",")}
+    return ("" if told == named else f"only: the files say {sorted(told) or 'none'} of {words}"), set()
+
+
 def definition(text: str, words: list[str]) -> tuple[str, set[str]]:
     """A sentence that says what words mean names no arm and holds no figure."""
     named = [arm.title for arm in plan.ARMS if re.search(rf"\b{re.escape(arm.title)}\b", text)]
     return (f"definition: names {named}" if named else ""), set()
 
 
-CHECKS = {"claim": claim, "mean": mean, "count": count, "definition": definition}
+CHECKS = {"claim": claim, "only": only, "mean": mean, "count": count, "definition": definition}
 _NUMBERS = ("value", "mean", "low", "high", "patients_low", "patients_high")
 _WORDS = (
     ("no none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")

@@ -37,7 +37,7 @@ class Endpoint:
 
     Attributes:
         metric: of a site: accuracy, auc, brier or calibration (absolute calibration in the large).
-        over: "mean" or "worst", over sites.
+        over: "mean", "worst" or "patients", over sites, or "worst kind", see ``Study.kinds``.
     """
 
     metric: str
@@ -107,6 +107,8 @@ class Study:
         primary: what the task's declaration names.
         benefit: the metric by which a site gains or loses.
         natural: the same test patients with every seed.
+        known_again: whether a test patient of one seed is known again among those of another.
+        kinds: whether several sites are of one kind, e.g. of one look, and the worst kind is compared.
         tuned: whether anything is chosen: a published protocol without validation patients leaves nothing to choose.
         settings: of all arms.
         without: keys of arms that are refused here: their trainer, or their need of validation patients.
@@ -125,6 +127,8 @@ class Study:
     primary: tuple[Endpoint, ...]
     benefit: str = "brier"
     natural: bool = True
+    known_again: bool = True
+    kinds: bool = False
     tuned: bool = True
     settings: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
@@ -190,6 +194,7 @@ METHODS = (
 )
 ARMS = (*REFERENCES, *RECALIBRATED, *METHODS)
 WORST_ACCURACY, WORST_AUC = Endpoint("accuracy", "worst"), Endpoint("auc", "worst")
+WORST_LOOK = Endpoint("accuracy", "worst kind")
 FLAMBY = {
     "solo": "solo:train.optimizer=adam,train.local_steps=none,train.epochs=50,train.rounds=1",
     "pooled": "pooled:train.optimizer=adam,train.local_steps=none,train.epochs=50,train.rounds=1",
@@ -207,7 +212,8 @@ STUDIES = (
     Study("support2", "support2:default", 0.003, 20, 64, "label+sex", (WORST_AUC,), natural=False,
           without=("scaffold",)),
     Study("covid", "covid-brazil:regions", 0.1, 20, 32, "label+white", (WORST_AUC,), natural=False),
-    Study("digits", "digits:small", 0.02, 20, 32, "label", (WORST_ACCURACY,), "accuracy", natural=False,
+    Study("digits", "digits:small", 0.02, 20, 32, "label", (WORST_LOOK,), "accuracy", natural=False, kinds=True,
+          known_again=False,
           only=("trivial", "solo", "pooled", "fedavg", "twice", "ditto", "qffl", "fedheal"),
           shown=("trivial", "fedavg", "twice", "qffl", "fedheal", "ditto"), metrics=OF_IMAGES),
 )  # fmt: skip

@@ -5,8 +5,11 @@
     python docs/results/study/tables.py            # the tables alone, from the files
 
 A difference is taken per seed, arm minus reference, on the same patients. Its two intervals are Student's t over seeds
-and a bootstrap over seeds and test patients; "better" and "worse" need both on one side of zero. Where splits are
-natural all seeds have the same test patients, and a draw of the bootstrap resamples these once for all of its seeds.
+and a bootstrap over seeds and test patients; "better" and "worse" need both on one side of zero. A draw of the
+bootstrap resamples each site's patients once, for all seeds that test on them. Where each seed deals the same patients
+out anew, Student's t is wider by the factor of ``widening``. Of the worst site, of the calibration error and of the
+area under the curve, which are no means over patients, the bootstrap's interval must lie on one side of zero when it
+is turned around the estimate, too.
 """
 
 from __future__ import annotations
@@ -22,19 +25,31 @@ import answers
 import numpy as np
 import plan
 
+from fairflare.build import tasks
 from fairflare.core.seeds import derive
+from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import hierarchical, holm, paired
 from fairflare.report.values import signed, text, with_interval
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "STUDY.md"
 VALUES, DIFFERENCES, JOINING = HERE / "values.csv", HERE / "differences.csv", HERE / "joining.csv"
+FLOORS = HERE / "floors.csv"
 METRICS = {"accuracy": True, "auc": True, "brier": False, "calibration": False}
 """Name -> whether more is better; calibration is in the large, without its sign, see ``answers.excess``."""
 WORDS = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score", "calibration": "calibration error"}
 RESAMPLES = 1000
 """Of the test patients."""
-VERSUS = ("fedavg", "solo")
+LEAST = 5
+"""Test patients of either class that an area under the curve needs, with every seed."""
+CHANCE = 250
+"""Outcomes drawn per seed for ``floor``."""
+LEVEL = 0.95
+VERSUS = ("fedavg", "solo", "longer", "twice")
+OVERALL = {"mean": "mean", "worst": "worst", "worst kind": "worst look's", "patients": "all patients'"}
+"""Over sites, each counting the same; the worst of them; of kinds of sites; over patients."""
+LINEAR = ("accuracy", "brier")
+"""Metrics that are means over patients."""
 BLOCK = re.compile(r"(<!-- study: (?P<kind>[a-z]+) (?P<task>[\w-]+) -->\n)(.*?)(<!-- end of study -->)", re.S)
 Scored = dict[str, np.ndarray]
 """Metric -> (1 + RESAMPLES,): of the patients as they are, then of each resample."""
@@ -53,47 +68,123 @@ def write_files(folder: Path) -> None:
     for study in plan.STUDIES:
         scored = {arm.key: found for arm in study.arms() if (found := of_arm(study, arm, folder))}
         if "solo" in scored and "fedavg" in scored:
-            differences, joining = compared(study, scored)
+            ratio = 0.0 if study.natural else dealt(predictions(study, "fedavg", folder))
+            differences, joining = compared(study, scored, widening(ratio))
             replace(VALUES, study.key, values(study, scored))
             replace(DIFFERENCES, study.key, differences)
             replace(JOINING, study.key, joining)
+            likely = "fedavg+intercept-train" if "fedavg+intercept-train" in scored else "fedavg"
+            replace(FLOORS, study.key, floor(study, predictions(study, likely, folder)))
 
 
-def of_arm(study: plan.Study, arm: plan.Arm, folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
-    """Seed -> site -> what ``scores`` says; {} unless every seed is there."""
-    files = [folder / study.key / "predictions" / f"{arm.key}-seed{seed}.npz" for seed in plan.SEEDS]
+def predictions(study: plan.Study, arm: str, folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    """Seed -> what ``run.py`` has kept of its test patients; {} unless every seed is there."""
+    files = [folder / study.key / "predictions" / f"{arm}-seed{seed}.npz" for seed in plan.SEEDS]
     if not all(file.is_file() for file in files):
         return {}
     found = {}
     for seed, file in zip(plan.SEEDS, files):
         with np.load(file) as kept:
-            sites = dict.fromkeys(name.split("/")[0] for name in kept.files)
-            found[seed] = {
-                site: scores(kept[f"{site}/test/z"], kept[f"{site}/test/y"], drawn(study, seed, site)) for site in sites
-            }
+            found[seed] = dict(kept)
     return found
 
 
-def drawn(study: plan.Study, seed: int, site: str) -> np.random.Generator:
-    """Whose patients a resample takes: the same for all arms, and for all seeds where these have the same patients."""
-    return np.random.default_rng(derive(0 if study.natural else seed, "study", study.key, site))
+def sites_in(predicted: Mapping[str, np.ndarray]) -> list[str]:
+    """The sites of one seed's predictions."""
+    return list(dict.fromkeys(name.split("/")[0] for name in predicted))
 
 
-def scores(z: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
-    """n, positives, the signed calibration and every metric, see ``Scored``."""
-    n = len(y)
-    counts = np.vstack([np.ones(n), rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)]).astype(np.float32)
+def dealt(predicted: Mapping[int, Mapping[str, np.ndarray]]) -> float:
+    """Test patients per training patient, over all sites and seeds."""
+    parts = [
+        [one[f"{site}/test/y"].size, one[f"{site}/train/n"]] for one in predicted.values() for site in sites_in(one)
+    ]
+    test, train = np.sum(parts, axis=0)
+    return float(test / train)
+
+
+def widening(ratio: float) -> float:
+    """Factor of Student's interval where J seeds deal the same patients out anew: sqrt(1 + J n_test / n_train).
+
+    Such seeds share patients, so that their differences vary less than those of other patients would. Nadeau and
+    Bengio, Machine Learning 52, 2003, section 3: the corrected resampled t-test.
+    """
+    return float(np.sqrt(1 + len(plan.SEEDS) * ratio))
+
+
+def of_arm(study: plan.Study, arm: plan.Arm, folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
+    """Seed -> site -> what ``scores`` says; {} unless every seed is there."""
+    predicted = predictions(study, arm.key, folder)
+    found: dict[int, dict[str, dict[str, Any]]] = {seed: {} for seed in predicted}
+    for site in sites_in(next(iter(predicted.values()), {})):
+        counts = drawn(study, site, predicted)
+        few = min(min(np.bincount(one[f"{site}/test/y"] > 0, minlength=2)) for one in predicted.values()) < LEAST
+        for seed, one in predicted.items():
+            found[seed][site] = scores(one[f"{site}/test/z"], one[f"{site}/test/y"], counts[seed], ranked=not few)
+    return found
+
+
+def drawn(study: plan.Study, site: str, predicted: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
+    """Seed -> (1 + RESAMPLES, n), how often each test patient of the site is there; first, each once.
+
+    The same for all arms. A patient whom several seeds test on is there as often in the k-th resample of each, where
+    it can be known again: by its place where all seeds have the same patients, by its row in the table elsewhere.
+    """
+    sizes = {seed: one[f"{site}/test/y"].size for seed, one in predicted.items()}
+    if not study.known_again:
+        rngs = {seed: np.random.default_rng(derive(seed, "study", study.key, site)) for seed in sizes}
+        return {
+            seed: with_all(rngs[seed].multinomial(n, np.full(n, 1 / n), size=RESAMPLES)) for seed, n in sizes.items()
+        }
+    rows = {seed: np.arange(n) if study.natural else predicted[seed][f"{site}/test/id"] for seed, n in sizes.items()}
+    pool = np.unique(np.concatenate(list(rows.values())))
+    rng = np.random.default_rng(derive(0, "study", study.key, site))
+    times = rng.multinomial(len(pool), np.full(len(pool), 1 / len(pool)), size=RESAMPLES)
+    return {seed: with_all(times[:, np.searchsorted(pool, of_seed)]) for seed, of_seed in rows.items()}
+
+
+def with_all(counts: np.ndarray) -> np.ndarray:
+    """Below a row in which each is there once."""
+    return np.vstack([np.ones(counts.shape[1]), counts]).astype(np.float32)
+
+
+def scores(z: np.ndarray, y: np.ndarray, counts: np.ndarray, ranked: bool = True) -> dict[str, Any]:
+    """n, positives, the signed calibration and every metric, see ``Scored``.
+
+    Args:
+        z: outputs, see ``answers``.
+        y: classes (n,).
+        counts: (1 + RESAMPLES, n), see ``drawn``.
+        ranked: whether there are patients enough of both classes for an area under the curve.
+    """
     each = {
         "accuracy": answers.correct(z, y),
         "brier": answers.squared(z, y),
         "signed": answers.excess(z, y),
     }
-    means = {name: (counts @ value.astype(np.float64)) / n for name, value in each.items()}
-    found = {"n": n, "positives": int((y > 0).sum()), "signed": float(means["signed"][0])}
-    auc = areas(z, y > 0, counts) if z.ndim == 1 else np.full(1 + RESAMPLES, np.nan)
+    means = {name: (counts @ value.astype(np.float64)) / counts.sum(1) for name, value in each.items()}
+    found = {"n": len(y), "positives": int((y > 0).sum()), "signed": float(means["signed"][0])}
+    auc = areas(z, y > 0, counts) if z.ndim == 1 and ranked else np.full(len(counts), np.nan)
     return found | {
         "accuracy": means["accuracy"], "auc": auc, "brier": means["brier"], "calibration": np.abs(means["signed"])
     }  # fmt: skip
+
+
+def floor(study: plan.Study, predicted: Mapping[int, Mapping[str, np.ndarray]]) -> list[list[Any]]:
+    """The worst site's calibration error if every risk were right: chance alone, in test sets of these sizes."""
+    rng, worst = np.random.default_rng(derive(0, "study", study.key, "floor")), []
+    for one in predicted.values():
+        of_sites = [chance(one[f"{site}/test/z"], rng) for site in sites_in(one)]
+        worst += list(np.max(of_sites, axis=0))
+    low, high = np.quantile(worst, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return [["task", "mean", "low", "high"], [study.key, *map(figure, (float(np.mean(worst)), low, high))]]
+
+
+def chance(z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(CHANCE,) calibration errors of one site when outcomes are drawn from the risks themselves."""
+    sure = answers.risk(z) if z.ndim == 1 else answers.shares(z).max(1)
+    happened = rng.random((CHANCE, len(sure))) < sure
+    return np.asarray(np.abs(sure.mean() - happened.mean(1)))
 
 
 def areas(z: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -122,32 +213,33 @@ def values(study: plan.Study, scored: Mapping[str, Any]) -> list[list[Any]]:
     return rows
 
 
-def compared(study: plan.Study, scored: Mapping[str, Any]) -> tuple[list[list[Any]], list[list[Any]]]:
+def compared(study: plan.Study, scored: Mapping[str, Any], wider: float) -> tuple[list[list[Any]], list[list[Any]]]:
     """Lines of ``differences.csv`` and of ``joining.csv``, each below a header."""
     sites = list(scored["solo"][plan.SEEDS[0]])
-    header = "task arm versus over metric value sd mean low high patients_low patients_high p p_holm g verdict"
+    header = "task arm versus over metric value sd mean low high patients_low patients_high p p_holm g verdict together"
     rows: list[list[Any]] = [header.split()]
-    joining: list[list[Any]] = [["task", "arm", "metric", "gains", "cannot_be_told", "loses", "lower", "of"]]
+    counts = "gains cannot_be_told loses lower gains_together loses_together of"
+    joining: list[list[Any]] = [["task", "arm", "metric", *counts.split()]]
     quantities = {
-        (over, metric): {arm: quantity(found, over, metric) for arm, found in scored.items()}
-        for over in ("mean", "worst", *sites)
-        for metric in study.metrics
+        (over, metric): {arm: quantity(found, over, metric, kinds(study)) for arm, found in scored.items()}
+        for over in (*OVERALL, *sites)
+        if over != "worst kind" or study.kinds
+        for metric in (LINEAR if over in ("patients", "worst kind") else study.metrics)
     }
-    for versus in VERSUS:
+    for versus in (reference for reference in VERSUS if reference in scored):
         for (over, metric), of_arms in quantities.items():
             if over in sites and versus != "solo":
                 continue
-            told = {
-                arm: difference(own, of_arms[versus], metric, study.natural)
-                for arm, own in of_arms.items()
-                if arm != versus
-            }
+            of_all = 1 - (1 - LEVEL) / len(sites) if over in sites else None
+            judge = Judge(metric, over, study.known_again, wider)
+            told = {arm: judge(own, of_arms[versus], of_all) for arm, own in of_arms.items() if arm != versus}
             adjusted = holm({arm: one["p"] for arm, one in told.items()})
             for arm, one in told.items():
                 own = np.array([found[0] for found in of_arms[arm].values()])
                 known = [own.mean(), own.std(ddof=1), one["mean"], one["low"], one["high"]]
                 known += [one["patients"]["low"], one["patients"]["high"], one["p"], adjusted[arm], one["g"]]
-                rows.append([study.key, arm, versus, over, metric, *map(figure, known), one["verdict"]])
+                said = [one["verdict"], one["together"]]
+                rows.append([study.key, arm, versus, over, metric, *map(figure, known), *said])
     for arm in scored:
         for metric in study.metrics:
             own_rows = [r for r in rows if r[1] == arm and r[2] == "solo" and r[3] in sites and r[4] == metric]
@@ -157,43 +249,97 @@ def compared(study: plan.Study, scored: Mapping[str, Any]) -> tuple[list[list[An
 
 
 def counted(rows: Sequence[Sequence[Any]], higher: bool) -> list[int]:
-    """Sites that gain, cannot tell, lose; and those whose mean is on the losing side, whatever the intervals say."""
-    verdicts = [row[-1] for row in rows]
+    """Sites that gain, cannot tell, lose; those whose mean is on the losing side, whatever the intervals say; and those
+    that gain and that lose by intervals that hold for all sites together."""
+    verdicts, together = [row[-2] for row in rows], [row[-1] for row in rows]
     wrong = sum(bool(row[7]) and (float(row[7]) < 0 if higher else float(row[7]) > 0) for row in rows)
-    return [verdicts.count("better"), verdicts.count("cannot be told"), verdicts.count("worse"), wrong]
+    told = [verdicts.count("better"), verdicts.count("cannot be told"), verdicts.count("worse")]
+    return [*told, wrong, together.count("better"), together.count("worse")]
 
 
-def quantity(seeds: Mapping[int, Any], over: str, metric: str) -> dict[int, np.ndarray]:
-    """Seed -> (1 + RESAMPLES,) of a site, or of mean or worst over sites where the metric is defined as it is."""
+def kinds(study: plan.Study) -> dict[str, str]:
+    """Site -> its kind."""
+    return tasks.load(*study.task.split(":")).sites() if study.kinds else {}
+
+
+def quantity(seeds: Mapping[int, Any], over: str, metric: str, kind_of: Mapping[str, str]) -> dict[int, np.ndarray]:
+    """Seed -> (1 + RESAMPLES,) of a site, or over the sites where the metric is defined, see ``OVERALL``."""
     found = {}
     for seed, sites in seeds.items():
         if over in sites:
             found[seed] = sites[over][metric]
             continue
-        known = np.stack([s[metric] for s in sites.values() if np.isfinite(s[metric][0])])
-        worst = known.min(axis=0) if METRICS[metric] else known.max(axis=0)
-        found[seed] = known.mean(axis=0) if over == "mean" else worst
+        defined = {site: s for site, s in sites.items() if np.isfinite(s[metric][0])}
+        known, of = np.stack([s[metric] for s in defined.values()]), [kind_of.get(site, site) for site in defined]
+        if over == "worst kind":
+            known = np.stack([known[[kind == one for kind in of]].mean(axis=0) for one in dict.fromkeys(of)])
+        if over.startswith("worst"):
+            found[seed] = known.min(axis=0) if METRICS[metric] else known.max(axis=0)
+        else:
+            weights = [s["n"] if over == "patients" else 1 for s in defined.values()]
+            found[seed] = np.average(known, axis=0, weights=weights)
     return found
 
 
-def difference(
-    own: Mapping[int, np.ndarray], reference: Mapping[int, np.ndarray], metric: str, natural: bool
-) -> dict[str, Any]:
-    """What ``paired`` says of the patients as they are, the bootstrap's interval, and what both say together."""
-    found = paired([float(own[seed][0] - reference[seed][0]) for seed in own])
-    resampled = [{seed: list(one[seed][1:]) for seed in one} for one in (own, reference)]
-    again = hierarchical(*resampled, crossed=natural)
-    return {**found, "patients": again, "verdict": verdict([found, again], METRICS[metric])}
+class Judge:
+    """Says of an arm and a reference whether they differ in one metric."""
+
+    def __init__(self, metric: str, over: str, crossed: bool, wider: float) -> None:
+        """
+        Args:
+            metric: see ``METRICS``.
+            over: see ``OVERALL``, or a site.
+            crossed: whether the k-th resample is the same for all seeds.
+            wider: factor of Student's interval, see ``widening``.
+        """
+        self._higher, self._crossed, self._wider = METRICS[metric], crossed, wider
+        self._linear = metric in LINEAR and not over.startswith("worst")
+
+    def __call__(
+        self, own: Mapping[int, np.ndarray], reference: Mapping[int, np.ndarray], of_all: float | None
+    ) -> dict[str, Any]:
+        """What ``paired`` says of the patients as they are, the bootstrap's interval, and what both say together.
+
+        Args:
+            own: of the arm, see ``quantity``.
+            reference: of the reference.
+            of_all: level of the intervals that hold for all sites together (Bonferroni); None: of no site.
+        """
+        differences = [float(own[seed][0] - reference[seed][0]) for seed in own]
+        found = {**paired(differences), **self._over_seeds(differences, LEVEL)}
+        resampled = [{seed: list(one[seed][1:]) for seed in one} for one in (own, reference)]
+        again = hierarchical(*resampled, crossed=self._crossed, level=LEVEL)
+        said, together = self._said(found, again), ""
+        if of_all:
+            many = hierarchical(*resampled, crossed=self._crossed, level=of_all) if said != CANNOT else again
+            together = self._said(self._over_seeds(differences, of_all), many) if said != CANNOT else CANNOT
+        return {**found, "patients": again, "verdict": said, "together": together}
+
+    def _over_seeds(self, differences: Sequence[float], level: float) -> dict[str, Any]:
+        found = dict(mean_ci(differences, level))
+        if found["low"] is None or found["mean"] is None:
+            return found
+        half = (found["mean"] - found["low"]) * self._wider
+        return {**found, "low": found["mean"] - half, "high": found["mean"] + half}
+
+    def _said(self, found: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+        turned = []
+        if not self._linear and again["low"] is not None:
+            turned = [{"low": 2 * found["mean"] - again["high"], "high": 2 * found["mean"] - again["low"]}]
+        return verdict([found, again, *turned], self._higher)
+
+
+CANNOT = "cannot be told"
 
 
 def verdict(intervals: Iterable[Mapping[str, Any]], higher: bool) -> str:
-    """By both intervals."""
+    """By all intervals."""
     sides = {
         0 if one["low"] is None or one["low"] <= 0 <= one["high"] else (1 if one["low"] > 0 else -1)
         for one in intervals
     }
     if len(sides) > 1 or 0 in sides:
-        return "cannot be told"
+        return CANNOT
     return "better" if (sides == {1}) == higher else "worse"
 
 
@@ -223,7 +369,7 @@ def read(path: Path) -> Rows:
 def filled(page: str) -> str:
     """The page with its tables as the files have them."""
     kinds = {"endpoints": endpoints, "joining": joined, "sites": sites_of, "chosen": chosen}
-    rows = {path: read(path) for path in (DIFFERENCES, JOINING, VALUES, HERE / "chosen.csv")}
+    rows = {path: read(path) for path in (DIFFERENCES, JOINING, VALUES, FLOORS, HERE / "chosen.csv")}
 
     def table(found: re.Match[str]) -> str:
         study = next(study for study in plan.STUDIES if study.key == found["task"])
@@ -235,25 +381,34 @@ def filled(page: str) -> str:
 
 def endpoints(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
     """A line per arm: the primary endpoints with their differences from FedAvg and from solo."""
-    secondary = [plan.Endpoint("auc", "mean"), plan.Endpoint("brier", "mean"), plan.Endpoint("calibration", "worst")]
+    secondary = [plan.Endpoint("auc", "mean"), plan.Endpoint("brier", "mean"), plan.Endpoint("brier", "patients")]
+    secondary += [plan.Endpoint("calibration", "worst")]
     shown = [*study.primary, *[s for s in secondary if s not in study.primary and s.metric in study.metrics]]
-    heads = ["arm"]
+    heads, chance_alone = ["arm"], ["Every risk right: chance alone (95 %)"]
     for one in shown:
-        what = f"{one.over} {WORDS[one.metric]}"
-        heads += [f"**{what}**", "minus FedAvg", "minus solo"] if one in study.primary else [what, "minus FedAvg"]
-    lines = [heads, ["---", *["--:"] * (len(heads) - 1)]]
+        what = f"{OVERALL[one.over]} {WORDS[one.metric]}"
+        wanted = ["minus FedAvg", "minus solo"] if one in study.primary else ["minus FedAvg"]
+        heads += [f"**{what}**" if one in study.primary else what, *wanted]
+        chance_alone += [least(rows[FLOORS]) if one.metric == "calibration" else "", *[""] * len(wanted)]
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *([chance_alone] if rows[FLOORS] else [])]
     index = {(r["arm"], r["versus"], r["over"], r["metric"]): r for r in rows[DIFFERENCES]}
     for arm in study.arms():
         if not any(key[0] == arm.key for key in index):
             continue
         line = [arm.title]
         for one in shown:
-            found = {versus: index.get((arm.key, versus, one.over, one.metric)) for versus in VERSUS}
+            found = {versus: index.get((arm.key, versus, one.over, one.metric)) for versus in VERSUS[:2]}
             line.append(text(float(next(r for r in found.values() if r)["value"])))
-            wanted = VERSUS if one in study.primary else VERSUS[:1]
+            wanted = VERSUS[:2] if one in study.primary else VERSUS[:1]
             line += [told(found[versus]) for versus in wanted]
         lines.append(line)
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def least(rows: Rows) -> str:
+    """A task's line of ``floors.csv``."""
+    mean, low, high = (text(float(rows[0][key])) for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
 
 
 def told(row: Mapping[str, str] | None) -> str:
@@ -268,17 +423,25 @@ def told(row: Mapping[str, str] | None) -> str:
 def joined(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
     """A line per arm: how many sites gain and lose against solo."""
     found = {(row["arm"], row["metric"]): row for row in rows[JOINING]}
+    if not found:
+        return [NOT_RUN]
     many = next(iter(found.values()))["of"]
-    heads = [f"of {many} sites, against solo"]
-    for metric in study.metrics:
-        heads.append(f"{WORDS[metric]}: gain / cannot be told / lose (mean on the losing side)")
+    heads = [f"of {many} sites, against solo", *(WORDS[metric] for metric in study.metrics)]
     lines = [heads, ["---", *["--:"] * len(study.metrics)]]
     for arm in study.arms():
-        if (arm.key, "brier") in found:
-            cells = [found[arm.key, metric] for metric in study.metrics]
-            counts = [f"{c['gains']} / {c['cannot_be_told']} / {c['loses']} ({c['lower']})" for c in cells]
-            lines.append([arm.title, *counts])
+        cells = [found.get((arm.key, metric)) for metric in study.metrics]
+        if any(cells):
+            lines.append([arm.title, *(of_sites(cell) if cell else "" for cell in cells)])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def of_sites(row: Mapping[str, str]) -> str:
+    """Gain / cannot be told / lose (gain, lose by intervals for all sites together; means on the losing side)."""
+    together = f"{row['gains_together']}, {row['loses_together']}"
+    return f"{row['gains']} / {row['cannot_be_told']} / {row['loses']} ({together}; {row['lower']})"
+
+
+NOT_RUN = "Not run."
 
 
 def sites_of(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
@@ -286,6 +449,8 @@ def sites_of(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
     of_benefit = [row for row in rows[DIFFERENCES] if row["versus"] == "solo" and row["metric"] == study.benefit]
     index = {(row["arm"], row["over"]): row for row in of_benefit}
     alone = [row for row in rows[VALUES] if row["arm"] == "solo"]
+    if not alone:
+        return [NOT_RUN]
     shown = [arm for arm in study.arms() if arm.key in study.shown and (arm.key, alone[0]["site"]) in index]
     heads = ["site", "test patients", f"{WORDS[study.benefit]} alone", *[arm.title for arm in shown]]
     lines = [heads, ["---", *["--:"] * (len(heads) - 1)]]
