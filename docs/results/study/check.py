@@ -11,7 +11,7 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
                                                                    lower, gains_together, loses_together or of; with *
                                                                    for ARM the least over all trained arms, and with
                                                                    loses_most=7 the most
-    <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these and no others
+    <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these alone
                                                                    have that verdict; "none" for none
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure

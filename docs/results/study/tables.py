@@ -406,7 +406,9 @@ def endpoints(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
 
 
 def least(rows: Rows) -> str:
-    """A task's line of ``floors.csv``."""
+    """A task's line of ``floors.csv``; nothing where it has none."""
+    if not rows:
+        return ""
     mean, low, high = (text(float(rows[0][key])) for key in ("mean", "low", "high"))
     return f"{mean} ({low} to {high})"
 
