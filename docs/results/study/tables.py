@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the study's files from the predictions that ``run.py`` has kept, and its tables in STUDY.md.
 
-    python docs/results/study/tables.py FOLDER     # values.csv, differences.csv, joining.csv and the tables
-    python docs/results/study/tables.py            # the tables alone, from the files
+    python docs/results/study/tables.py FOLDER [--only ist]   # values, differences, joining, floors, and the tables
+    python docs/results/study/tables.py                       # the tables alone, from the files
 
 A difference is taken per seed, arm minus reference, on the same patients. Its two intervals are Student's t over seeds
 and a bootstrap over seeds and test patients; "better" and "worse" need both on one side of zero. A draw of the
@@ -14,9 +14,9 @@ is turned around the estimate, too.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,18 @@ Rows = list[dict[str, str]]
 
 def main() -> None:
     """Files, if a folder is given, and tables."""
-    if len(sys.argv) > 1:
-        write_files(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--only", help="keys of tasks")
+    options = parser.parse_args()
+    if options.folder:
+        write_files(options.folder, options.only.split(",") if options.only else [study.key for study in plan.STUDIES])
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def write_files(folder: Path) -> None:
-    """What the predictions of every task say, in place of the task's old lines."""
-    for study in plan.STUDIES:
+def write_files(folder: Path, keys: Sequence[str]) -> None:
+    """What the predictions of every task of ``keys`` say, in place of the task's old lines."""
+    for study in (study for study in plan.STUDIES if study.key in keys):
         scored = {arm.key: found for arm in study.arms() if (found := of_arm(study, arm, folder))}
         if "solo" in scored and "fedavg" in scored:
             ratio = 0.0 if study.natural else dealt(predictions(study, "fedavg", folder))
