@@ -88,6 +88,12 @@ def test_a_count_is_the_one_of_the_files_and_in_the_sentence():
     assert "the files say" in check.problems(f"There {number} lose. <!-- count: {about}={number + 1} -->")[0]
     assert "is not in the sentence" in check.problems(f"Some lose. <!-- count: {about}={number} -->")[0]
     assert "no such line" in check.problems(f"There {number} lose. <!-- count: x | y | z | loses={number} -->")[0]
+    same = [r for r in tables.read(tables.JOINING) if (r["task"], r["metric"]) == (found["task"], found["metric"])]
+    names = ", ".join(r["arm"] for r in same if r["loses"] == "0" and r["arm"] != "trivial") or "none"
+    about = f"{found['task']} | {found['metric']} | loses"
+    assert check.problems(f"These do not lose. <!-- without: {about} | {names} -->") == []
+    assert "the files say" in check.problems(f"These do not lose. <!-- without: {about} | nosuch -->")[0]
+    assert "no such lines" in check.problems("These do not lose. <!-- without: x | y | z | none -->")[0]
 
 
 def test_verdicts_are_those_of_all_intervals():

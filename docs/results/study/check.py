@@ -13,6 +13,8 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
                                                                    loses_most=7 the most
     <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these alone
                                                                    have that verdict; "none" for none
+    <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have none
+                                                                   in that column of joining.csv
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
@@ -35,7 +37,7 @@ COMPARING = re.compile(
     r"|above|below|exceeds?|larger|smaller|closer)\b",
     re.I,
 )
-MARK = re.compile(r"<!-- (claim|only|count|mean|definition)(?:: ([^>]*?))? -->")
+MARK = re.compile(r"<!-- (claim|only|without|count|mean|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
 VERDICTS = ("better", "worse", "cannot be told")
 
@@ -126,8 +128,21 @@ def only(text: str, words: list[str]) -> tuple[str, set[str]]:
     if not of_methods:
         return f"only: no such line: {words}", set()
     told = {row["arm"] for row in of_methods if row["verdict"] == words[4]}
-    named = set() if words[5] == "none" else {word.strip() for word in words[5].split(",")}
-    return ("" if told == named else f"only: the files say {sorted(told) or 'none'} of {words}"), set()
+    return ("" if told == _named(words[5]) else f"only: the files say {sorted(told) or 'none'} of {words}"), set()
+
+
+def without(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """Which arms have no site in a column of joining.csv."""
+    task, metric, column, names = words if len(words) == 4 else ("", "", "", "")
+    rows = [row for row in tables.read(tables.JOINING) if (row["task"], row["metric"]) == (task, metric)]
+    if not rows or column not in rows[0]:
+        return f"without: no such lines: {words}", set()
+    told = {row["arm"] for row in rows if row[column] == "0"} - {"trivial"}
+    return ("" if told == _named(names) else f"without: the files say {sorted(told) or 'none'} of {words}"), set()
+
+
+def _named(words: str) -> set[str]:
+    return set() if words == "none" else {word.strip() for word in words.split(",")}
 
 
 def definition(text: str, words: list[str]) -> tuple[str, set[str]]:
@@ -136,7 +151,7 @@ def definition(text: str, words: list[str]) -> tuple[str, set[str]]:
     return (f"definition: names {named}" if named else ""), set()
 
 
-CHECKS = {"claim": claim, "only": only, "mean": mean, "count": count, "definition": definition}
+CHECKS = {"claim": claim, "only": only, "without": without, "mean": mean, "count": count, "definition": definition}
 _NUMBERS = ("value", "mean", "low", "high", "patients_low", "patients_high")
 _WORDS = (
     ("no none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
