@@ -13,8 +13,8 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
                                                                    loses_most=7 the most
     <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these alone
                                                                    have that verdict; "none" for none
-    <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have none
-                                                                   in that column of joining.csv
+    <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have
+                                                                   none in that column of joining.csv
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
