@@ -15,6 +15,7 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
                                                                    have that verdict; "none" for none
     <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have
                                                                    none in that column of joining.csv
+    <!-- floor: TASK -->                                           a line of floors.csv
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
@@ -37,7 +38,7 @@ COMPARING = re.compile(
     r"|above|below|exceeds?|larger|smaller|closer)\b",
     re.I,
 )
-MARK = re.compile(r"<!-- (claim|only|without|count|mean|definition)(?:: ([^>]*?))? -->")
+MARK = re.compile(r"<!-- (claim|only|without|count|mean|floor|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
 VERDICTS = ("better", "worse", "cannot be told")
 
@@ -102,6 +103,13 @@ def mean(text: str, words: list[str]) -> tuple[str, set[str]]:
     return ("", {_plain(f"{float(row['value']):.3f}")}) if row else (f"mean: no such line: {words}", set())
 
 
+def floor(text: str, words: list[str]) -> tuple[str, set[str]]:
+    """A line of floors.csv."""
+    row = _line(tables.FLOORS, {"task": words[0]})
+    figures = {_plain(f"{float(row[key]):.3f}") for key in ("mean", "low", "high")} if row else set()
+    return ("" if row else f"floor: no such line: {words}"), figures
+
+
 def count(text: str, words: list[str]) -> tuple[str, set[str]]:
     """A number of joining.csv, which stands in the sentence."""
     column, _, number = words[-1].partition("=")
@@ -151,7 +159,15 @@ def definition(text: str, words: list[str]) -> tuple[str, set[str]]:
     return (f"definition: names {named}" if named else ""), set()
 
 
-CHECKS = {"claim": claim, "only": only, "without": without, "mean": mean, "count": count, "definition": definition}
+CHECKS = {
+    "claim": claim,
+    "only": only,
+    "without": without,
+    "mean": mean,
+    "floor": floor,
+    "count": count,
+    "definition": definition,
+}
 _NUMBERS = ("value", "mean", "low", "high", "patients_low", "patients_high")
 _WORDS = (
     ("no none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
