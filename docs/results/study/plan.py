@@ -160,7 +160,7 @@ REFERENCES = (
     Arm("uniform", "FedAvg, uniform weights", "fedavg:weighting=uniform"),
     Arm("batch", "FedAvg, other batch size", "fedavg", batches=(0.25, 4.0)),
     Arm("adjusted", "FedAvg, logit-adjusted loss", "fedavg:logit_tau=1"),
-    Arm("adjusted+prior", "FedAvg, logit-adjusted loss, own shares put back", prior="adjusted"),
+    Arm("adjusted+prior", "FedAvg, logit-adjusted loss, own shares added again", prior="adjusted"),
     Arm("longer", "FedAvg, 3.3 x the rounds", "fedavg", like="fedavg", longer=SLOWEST),
     Arm("twice", "FedAvg, twice the rounds", "fedavg", like="fedavg", longer=2.0),
 )
