@@ -161,7 +161,8 @@ def test_what_readme_says_of_the_study_is_what_the_files_say():
     assert {r["gains_together"] for r in heart} == {"0"}
     wanted = ("heart-full", "fedavg", "solo", "accuracy", "worse")
     keys = ("task", "arm", "versus", "metric", "verdict")
-    assert [r["over"] for r in DIFFERENCES if tuple(r[key] for key in keys) == wanted] == ["Switzerland"]
+    losing = [r["over"] for r in DIFFERENCES if tuple(r[key] for key in keys) == wanted]
+    assert [over for over in losing if over not in tables.OVERALL] == ["Switzerland"]
 
 
 def test_joining_counts_the_verdicts():
