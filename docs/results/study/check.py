@@ -25,6 +25,7 @@ every verdict and count is the one in the files; anything else is reported, and 
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ COMPARING = re.compile(
 )
 MARK = re.compile(r"<!-- (claim|only|without|count|mean|floor|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
+_read = functools.cache(tables.read)
 VERDICTS = ("better", "worse", "cannot be told")
 
 
@@ -115,7 +117,7 @@ def count(text: str, words: list[str]) -> tuple[str, set[str]]:
     column, _, number = words[-1].partition("=")
     most, column = column.endswith("_most"), column.removesuffix("_most")
     wanted = {key: word for key, word in zip(("task", "arm", "metric"), words) if word != "*"}
-    rows = [row for row in tables.read(tables.JOINING) if all(row[key] == wanted[key] for key in wanted)]
+    rows = [row for row in _read(tables.JOINING) if all(row[key] == wanted[key] for key in wanted)]
     rows = [row for row in rows if row["arm"] != "trivial" or "arm" in wanted]
     if not rows or column not in rows[0]:
         return f"count: no such line: {words}", set()
@@ -131,7 +133,7 @@ def only(text: str, words: list[str]) -> tuple[str, set[str]]:
     if len(words) != 6 or words[4] not in VERDICTS:
         return f"only: expected TASK | VERSUS | OVER | METRIC | verdict | ARM, ARM, got {words}", set()
     wanted = dict(zip(("task", "versus", "over", "metric"), words))
-    rows = [row for row in tables.read(tables.DIFFERENCES) if all(row[key] == wanted[key] for key in wanted)]
+    rows = [row for row in _read(tables.DIFFERENCES) if all(row[key] == wanted[key] for key in wanted)]
     of_methods = [row for row in rows if row["arm"] in {arm.key for arm in plan.METHODS}]
     if not of_methods:
         return f"only: no such line: {words}", set()
@@ -142,7 +144,7 @@ def only(text: str, words: list[str]) -> tuple[str, set[str]]:
 def without(text: str, words: list[str]) -> tuple[str, set[str]]:
     """Which arms have no site in a column of joining.csv."""
     task, metric, column, names = words if len(words) == 4 else ("", "", "", "")
-    rows = [row for row in tables.read(tables.JOINING) if (row["task"], row["metric"]) == (task, metric)]
+    rows = [row for row in _read(tables.JOINING) if (row["task"], row["metric"]) == (task, metric)]
     if not rows or column not in rows[0]:
         return f"without: no such lines: {words}", set()
     told = {row["arm"] for row in rows if row[column] == "0"} - {"trivial"}
@@ -176,7 +178,7 @@ _WORDS = (
 
 
 def _line(path: tables.Path, wanted: dict[str, str]) -> dict[str, str] | None:
-    rows = (row for row in tables.read(path) if all(row.get(key) == value for key, value in wanted.items()))
+    rows = (row for row in _read(path) if all(row.get(key) == value for key, value in wanted.items()))
     return next(rows, None)
 
 
