@@ -28,7 +28,7 @@ from fairflare.app.runs import run_once  # noqa: E402
 from fairflare.build import tasks  # noqa: E402
 from fairflare.report.values import signed  # noqa: E402
 
-DIFFERENCES = tables.read(tables.DIFFERENCES)
+DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)
 
 
 def test_every_sentence_is_what_the_files_say():
@@ -114,7 +114,7 @@ def test_verdicts_are_those_of_all_intervals():
 
 
 def of_site(task, arm, site, metric):
-    rows = [r for r in tables.read(tables.VALUES) if (r["task"], r["arm"], r["site"]) == (task, arm, site)]
+    rows = [r for r in VALUES if (r["task"], r["arm"], r["site"]) == (task, arm, site)]
     values = np.array([float(r[metric]) for r in sorted(rows, key=lambda r: int(r["seed"]))])
     return np.abs(values) if metric == "calibration" else values
 
@@ -133,7 +133,7 @@ def wider(task):
 def test_a_difference_follows_from_the_values_of_the_seeds(task):
     """Student's t by SciPy, from values.csv, of one site and of the worst one."""
     arm = "fedavg"
-    sites = list(dict.fromkeys(r["site"] for r in tables.read(tables.VALUES) if r["task"] == task))
+    sites = list(dict.fromkeys(r["site"] for r in VALUES if r["task"] == task))
     for over in (sites[0], "worst"):
         for metric in ("brier", "calibration"):
             found = row(task=task, arm=arm, versus="solo", over=over, metric=metric)
@@ -166,9 +166,12 @@ def test_what_readme_says_of_the_study_is_what_the_files_say():
 
 
 def test_joining_counts_the_verdicts():
+    of_arm = {}
+    for r in DIFFERENCES:
+        if r["versus"] == "solo":
+            of_arm.setdefault((r["task"], r["arm"], r["metric"]), []).append(r)
     for found in tables.read(tables.JOINING):
-        wanted = {key: found[key] for key in ("task", "arm", "metric")} | {"versus": "solo"}
-        own = [r for r in DIFFERENCES if all(r[key] == value for key, value in wanted.items())]
+        own = of_arm[found["task"], found["arm"], found["metric"]]
         said = [r["verdict"] for r in own if r["over"] not in tables.OVERALL]
         assert [int(found[key]) for key in ("gains", "cannot_be_told", "loses", "of")] == [
             said.count("better"), said.count("cannot be told"), said.count("worse"), len(said)
