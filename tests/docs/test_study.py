@@ -283,6 +283,30 @@ def test_the_rates_of_an_arm_with_a_setting_are_those_that_served_plain_averagin
     ]
 
 
+@pytest.mark.slow  # a run of one round
+def test_a_run_is_kept_as_what_its_model_says_of_each_patient(tmp_path):
+    """Rows of the table, outputs and classes; an intercept moves all outputs of a site alike; it is made once."""
+    study = next(study for study in plan.STUDIES if study.key == "support2")
+    ((name, config),) = run.configured(["fedavg"], study, [0], 1)
+    (found,) = run.together([(name, config)], tmp_path, 1)
+    task = tasks.load("support2", "default").__class__(**config.options)
+    for site in task.sites():
+        rows = task.rows(site)
+        assert (found[f"{site}/test/id"] == rows["test"]).all() and found[f"{site}/train/n"] == len(rows["train"])
+        assert (found[f"{site}/test/y"] == task.table().labels[rows["test"]]).all()
+    moved = run.recalibrated(tmp_path / name, config, {"slope": "false", "split": "train"})
+    for site in task.sites():
+        by = moved[f"{site}/test/z"] - found[f"{site}/test/z"]
+        assert np.ptp(by) < 1e-6 and abs(by[0]) > 1e-3
+    again = run.with_prior(config, found, alone=False)
+    counts = np.bincount(task.table().labels[task.rows("site-1")["train"]]) + 1
+    expected = found["site-1/test/z"] + np.log(counts[1] / counts[0])
+    assert again["site-1/test/z"] == pytest.approx(expected)
+    when = (tmp_path / name / "audit.jsonl").stat().st_mtime_ns
+    run.together([(name, config)], tmp_path, 1)
+    assert (tmp_path / name / "audit.jsonl").stat().st_mtime_ns == when
+
+
 def test_what_was_chosen_is_the_best_on_validation_patients():
     with (FOLDER / "chosen.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
