@@ -19,8 +19,8 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
-Every figure with three decimals in such a sentence is a mean, an interval's end or a value of a line that it marks, and
-every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
+Every figure with three decimals, in whatever sentence, is a mean, an interval's end or a value of a line that it marks,
+and every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def sentences(page: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
 
 def wrong(text: str, marks: list[tuple[str, list[str]]]) -> list[str]:
     """What does not hold of one sentence."""
-    if not marks:
-        return ["a comparing sentence without a mark"] if COMPARING.search(text) else []
+    if not marks and COMPARING.search(text):
+        return ["a comparing sentence without a mark"]
     found: list[str] = []
     known: set[str] = set()
     for kind, words in marks:
