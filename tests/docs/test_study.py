@@ -74,6 +74,7 @@ def test_a_sentence_that_the_intervals_do_not_carry_is_found():
     assert check.problems(f"These are better. <!-- only: {about} | better | {names} -->") == []
     assert "the files say" in check.problems(f"These are better. <!-- only: {about} | better | nosuch -->")[0]
     assert check.problems("It has 3 arms. It is better. <!-- definition -->") == []
+    assert "of no marked line" in check.problems("It has 0.777.")[0]
     (problem,) = check.problems("FedAvg is better. <!-- definition -->")
     assert "names ['FedAvg']" in problem
     (problem,) = check.problems("Half of it, .123, gains. <!-- definition -->")
@@ -272,9 +273,10 @@ def test_the_rates_of_an_arm_with_a_setting_are_those_that_served_plain_averagin
     assert run.with_further(dict(zip(labels, (4.0, 1.0, 2.0, 3.0))), labels) == plan.STEPS
     losses = dict(zip(labels, (4.0, 3.0, 2.0, 1.0)))
     assert run.with_further(losses, labels) == (*plan.STEPS, 10.0)
-    labels = plan.candidates(fedavg, study, run.with_further(losses, labels))
+    rates = run.with_further(losses, labels)
+    labels = plan.candidates(fedavg, study, rates)
     losses[labels[4]] = 1.5
-    assert run.ranked(losses, labels)[:2] == (3.0, 10.0)
+    assert run.ranked(losses, labels, rates)[:2] == (3.0, 10.0)
     assert plan.candidates(ditto, study, (3.0, 10.0)) == [
         f"ditto:train.lr={rate},lam={lam}" for rate in ("0.009", "0.03") for lam in ("0.1", "1")
     ]

@@ -10,7 +10,6 @@ FOLDER keeps runs and predictions: the same command goes on with what is missing
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import answers
 import numpy as np
 import plan
+import tables
 import torch
 
 from fairflare.app.comparison import arms
@@ -71,23 +71,25 @@ def choose(study: plan.Study, folder: Path, workers: int, first: bool) -> dict[s
     if study.tuned:
         plain = [arm for arm in trained if not arm.settings]
         losses = tried([label for arm in plain for label in labels[arm.key]], study, folder, workers)
+        rates = {arm.key: with_further(losses, labels[arm.key]) for arm in plain}
         for arm in plain:
-            labels[arm.key] = plan.candidates(arm, study, with_further(losses, labels[arm.key]))
+            labels[arm.key] = plan.candidates(arm, study, rates[arm.key])
         losses |= tried(
             [label for arm in plain for label in labels[arm.key][len(plan.STEPS) :]], study, folder, workers
         )
-        served = ranked(losses, labels["fedavg"])
+        served = ranked(losses, labels["fedavg"], rates["fedavg"])[:2]
         for arm in trained:
             if arm.settings:
-                labels[arm.key] = plan.candidates(arm, study, served[:2])
+                labels[arm.key] = plan.candidates(arm, study, served)
         others = [label for arm in trained if arm.settings for label in labels[arm.key]]
         losses |= tried(others, study, folder, workers)
-    rows, chosen = [], {}
+    rows: list[list[object]] = [["task", "arm", "candidate", "validation_brier", "chosen"]]
+    chosen = {}
     for arm in trained:
         means = {label: losses.get(label, float("nan")) for label in labels[arm.key]}
         chosen[arm.key] = min(means, key=lambda label: means[label])
         rows += [[study.key, arm.key, label, f"{mean:.6f}", label == chosen[arm.key]] for label, mean in means.items()]
-    save(study.key, rows)
+    tables.replace(CHOSEN, study.key, rows)
     return chosen
 
 
@@ -104,32 +106,16 @@ def with_further(losses: Mapping[str, float], labels: Sequence[str]) -> tuple[fl
     return (*plan.STEPS, *((plan.FURTHER[best],) if best in plan.FURTHER else ()))
 
 
-def ranked(losses: Mapping[str, float], labels: Sequence[str]) -> tuple[float, ...]:
-    """The rates of plain averaging's candidates, times the preset's, the best first."""
-    rates = with_further(losses, labels[: len(plan.STEPS)])
+def ranked(losses: Mapping[str, float], labels: Sequence[str], rates: Sequence[float]) -> tuple[float, ...]:
+    """The rates of the candidates, times the preset's, the best first."""
     return tuple(rates[place] for place in sorted(range(len(labels)), key=lambda place: losses[labels[place]]))
 
 
 def loss(predicted: Predicted) -> float:
     """Brier score on validation patients, a mean over sites that have any."""
-    sites = sorted({name.split("/")[0] for name in predicted})
+    sites = sorted(tables.sites_in(predicted))
     found = [answers.squared(predicted[f"{site}/val/z"], predicted[f"{site}/val/y"]) for site in sites]
     return float(np.mean([np.mean(one) for one in found if len(one)]))
-
-
-def save(key: str, rows: Sequence[Sequence[object]]) -> None:
-    """A task's lines of ``chosen.csv`` in place of its old ones."""
-    kept = []
-    if CHOSEN.is_file():
-        with CHOSEN.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.reader(file)][1:]
-    order = [study.key for study in plan.STUDIES]
-    own = [list(map(str, row)) for row in rows]
-    lines = sorted([row for row in kept if row[0] != key] + own, key=lambda row: order.index(row[0]))
-    with CHOSEN.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["task", "arm", "candidate", "validation_brier", "chosen"])
-        writer.writerows(lines)
 
 
 def make(study: plan.Study, folder: Path, workers: int, first: bool) -> None:

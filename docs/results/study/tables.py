@@ -29,6 +29,7 @@ from fairflare.build import tasks
 from fairflare.core.seeds import derive
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import hierarchical, holm, paired
+from fairflare.report.paired import verdict as paired_verdict
 from fairflare.report.values import signed, text, with_interval
 
 HERE = Path(__file__).resolve().parent
@@ -45,6 +46,7 @@ LEAST = 5
 CHANCE = 250
 """Outcomes drawn per seed for ``floor``."""
 LEVEL = 0.95
+CANNOT = "cannot be told"
 VERSUS = ("fedavg", "solo", "longer", "twice")
 OVERALL = {"mean": "mean", "worst": "worst", "worst kind": "worst look's", "patients": "all patients'"}
 """Over sites, each counting the same; the worst of them; of kinds of sites; over patients."""
@@ -224,8 +226,9 @@ def compared(study: plan.Study, scored: Mapping[str, Any], wider: float) -> tupl
     rows: list[list[Any]] = [header.split()]
     counts = "gains cannot_be_told loses lower gains_together loses_together of"
     joining: list[list[Any]] = [["task", "arm", "metric", *counts.split()]]
+    kind_of = kinds(study)
     quantities = {
-        (over, metric): {arm: quantity(found, over, metric, kinds(study)) for arm, found in scored.items()}
+        (over, metric): {arm: quantity(found, over, metric, kind_of) for arm, found in scored.items()}
         for over in (*OVERALL, *sites)
         if over != "worst kind" or study.kinds
         for metric in (LINEAR if over in ("patients", "worst kind") else study.metrics)
@@ -333,18 +336,10 @@ class Judge:
         return verdict([found, again, *turned], self._higher)
 
 
-CANNOT = "cannot be told"
-
-
 def verdict(intervals: Iterable[Mapping[str, Any]], higher: bool) -> str:
-    """By all intervals."""
-    sides = {
-        0 if one["low"] is None or one["low"] <= 0 <= one["high"] else (1 if one["low"] > 0 else -1)
-        for one in intervals
-    }
-    if len(sides) > 1 or 0 in sides:
-        return CANNOT
-    return "better" if (sides == {1}) == higher else "worse"
+    """What all intervals say alike."""
+    told = {paired_verdict(one, higher) for one in intervals}
+    return told.pop() if len(told) == 1 else CANNOT
 
 
 def figure(value: float | None) -> str:
