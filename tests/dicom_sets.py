@@ -189,7 +189,8 @@ def ct_offset(root, n=24, offset=40, sites=SITES):
 def suffixless(root, n=10, slices=2):
     """As a PACS exports: no suffixes, a folder per study, and files between that are no images.
 
-    SITE/CLASS/00001A2B/I0000001, and README, DICOMDIR and VERSION beside them.
+    SITE/CLASS/00001A2B/I0000001; beside them VERSION, a report R0000001 that is DICOM without pixels, SITE/README and
+    SITE/DICOMDIR.
     """
     truth = {}
     for site, k, ill, patient, rng in people(n=n):
@@ -200,7 +201,10 @@ def suffixless(root, n=10, slices=2):
             save(root / name, dataset(pixels, patient, instance=i + 1, modality="MR"))
             truth[name] = site, CLASSES[ill], patient
         (root / folder / "VERSION").write_text("1.0\n")
+        report = dataset(pixels, patient, instance=99, modality="MR", Modality="SR", Rows=None, PixelData=None)
+        save(root / folder / "R0000001", report)
     for site in SITES:
+        (root / site / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
         (root / site / "README").write_text("exported from the archive\n")
     return truth
 
@@ -273,7 +277,7 @@ def signed(root, n=10):
 def palette(root, n=10):
     """Ultrasound whose pixels are numbers of colours: red grows with the number, blue falls, green is even."""
     ramp = np.arange(256, dtype=np.uint16) * 257
-    tables = {"Red": ramp, "Green": np.full(256, 128 * 257, np.uint16), "Blue": ramp[::-1]}
+    tables = {"Red": ramp, "Green": np.full(256, 128 * 257, np.uint16), "Blue": ramp[::-1] // 2}
     truth = {}
     for site, k, ill, patient, rng in people(n=n):
         pixels = (255 * texture(rng, ill)).astype(np.uint8)
