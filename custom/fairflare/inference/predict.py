@@ -18,7 +18,7 @@ from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.geometry import Geometry, geometry_of
 from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
-from fairflare.clinic.tasks.tabular import as_text
+from fairflare.clinic.readers.tables import read_table
 from fairflare.clinic.tensors import as_float, normalised
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
@@ -98,7 +98,7 @@ def about(opened: Opened) -> dict[str, Any]:
 
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
-    cells = as_text(path)
+    cells = read_table(path)
     columns = {str(name): [str(cell).strip() for cell in cells[name]] for name in cells.columns}
     n = len(cells)
     missing = [name for name in inputs.columns if name not in columns]
