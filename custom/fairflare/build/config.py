@@ -25,6 +25,8 @@ from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.selectors.base import Selector
 
+GENTLER = 0.1
+"""Share of the usual local learning rate that trained weights start with: at the full one good models got worse."""
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
 
@@ -67,6 +69,8 @@ def make_config(
     found = _found(chosen, owners, classes, task_class.presets[used], given)
     filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
     built, training = _data_and_training(owners, found, task_class, used, planned=not preset)
+    if named(given["run.init_from"].value if "run.init_from" in given else "") and "train.lr" not in given:
+        training["lr"] *= GENTLER
     return checked_config(
         RunConfig(
             method=chosen.method.id,

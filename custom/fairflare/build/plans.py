@@ -34,8 +34,8 @@ LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
 OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
-SETTINGS = (*OF_IMAGES, "train.batch_size", "train.local_steps", "train.rounds")
-"""What a plan may set."""
+SETTINGS = (*OF_IMAGES, "train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
+"""What a plan may set; local_steps in files of earlier versions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Plan:
 
 NOTHING = Plan("")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "epochs": ("local_steps",),
+    "epochs": ("least_steps",),
+    "local_steps": ("least_steps",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),

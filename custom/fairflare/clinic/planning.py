@@ -39,8 +39,7 @@ class Effort:
         steps: optimizer steps of every site in the whole run.
         rounds: fewest communication rounds; models that are averaged rarely drift apart.
         most_rounds: largest number of them.
-        fewest_steps: local steps of a round at least.
-        most_steps: at most, one pass over the data of a usual site if that is less.
+        fewest_steps: local steps of a round at least; else one pass over a site's own data.
     """
 
     batches: int
@@ -50,13 +49,12 @@ class Effort:
     rounds: int
     most_rounds: int
     fewest_steps: int
-    most_steps: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
-    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 60),
-    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12),
 }
 """Kind of data -> how long it is trained on."""
 
@@ -196,21 +194,21 @@ def _in_window(
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
     what = "rows" if kind == "tabular" else "images"
-    sizes = sorted(one.n_train for one in prints.values())
-    fits = 2 ** int(math.log2(max(sizes[0] / effort.batches, 1)))
+    usual = median(one.n_train for one in prints.values())
+    fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
     batch = min(max(fits, effort.smallest), effort.largest)
-    usual = median(sizes)
-    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
+    steps = max(math.ceil(usual / batch), effort.fewest_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
     return [
-        Choice("train.batch_size", batch, f"the smallest site has {sizes[0]} training {what}"),
         Choice(
-            "train.local_steps",
-            steps,
-            f"one pass over the {usual:.0f} training {what} of a usual site, {effort.fewest_steps} to "
-            f"{effort.most_steps} steps, the same number at every site",
+            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; smaller ones take what they have"
         ),
-        Choice("train.rounds", rounds, f"{steps * rounds} steps at every site, {effort.steps} or more are usual"),
+        Choice(
+            "train.least_steps",
+            effort.fewest_steps,
+            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least, {steps} at a usual site",
+        ),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
 
 
