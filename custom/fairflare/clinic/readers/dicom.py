@@ -126,7 +126,11 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
     except DataError:
         raise
     except Exception as error:
-        raise unreadable(path, type(error).__name__) from None
+        raise unreadable(path, str(error) if isinstance(error, _WrongNumberError) else type(error).__name__) from None
+
+
+class _WrongNumberError(ValueError):
+    """A number of the header that pixels cannot be scaled by; its text says which."""
 
 
 def _packed(found: Any) -> bool:
@@ -200,7 +204,7 @@ def _rescaled(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
     group = group_of(found, frame, "PixelValueTransformationSequence")
     slope, intercept = (_number(group, name, usual) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)))
     if not slope:
-        raise ValueError("RescaleSlope")
+        raise _WrongNumberError("RescaleSlope 0")
     return np.asarray(pixels * slope + intercept, dtype=np.float64)
 
 
@@ -208,7 +212,7 @@ def _number(group: Any, name: str, usual: float) -> float:
     value = group.get(name)
     found = float(usual if value is None or value == "" else value)
     if not math.isfinite(found) or abs(found) > WIDEST:
-        raise ValueError(name)
+        raise _WrongNumberError(f"{name} {found:g}")
     return found
 
 
