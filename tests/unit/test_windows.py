@@ -15,7 +15,7 @@ from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.planning import cautions, plan
 from fairflare.clinic.readers.pictures import Reader, stored
 from fairflare.inference.opened import open_run
-from model_use import call, reported, rows, run
+from model_use import call, reported, rows, run, run_bundle
 
 
 def lists_of(root, truth, sites=dicom_sets.SITES):
@@ -130,3 +130,22 @@ def test_files_as_they_are_exported_are_predicted_as_in_training(ct_run, tmp_pat
         one, two = (float(found[file]["p_malignant"]) for file in (f"1.2.3.{k}", f"all[{k}]"))
         assert one == pytest.approx(two, abs=1e-6)
     assert open_run(folder).task.image_inputs().reader.window == open_run(folder).config.options["window"] != ""
+
+
+@pytest.mark.slow
+def test_a_bundle_scales_by_the_runs_window(ct_run, tmp_path, capsys):
+    """MONAI's runner, without this package, on DICOM that has no suffix."""
+    truth, data, folder = ct_run
+    names = [name for name, about in truth.items() if about[0] == "mayo"][:6]
+    (tmp_path / "in").mkdir()
+    for k, name in enumerate(names):
+        (tmp_path / "in" / f"1.2.3.{k}").write_bytes((data / name).read_bytes())
+    (tmp_path / "in" / "README").write_text("no image")
+    code, _, err = call(capsys, "export-model", folder, "--format", "bundle", "--out", tmp_path / "bundle")
+    assert code == 0, err
+    assert call(capsys, "predict", folder, tmp_path / "in", "--out", tmp_path / "p")[0] == 0
+    here, there = rows(tmp_path / "p"), rows(run_bundle(tmp_path / "bundle", tmp_path / "in", tmp_path / "out"))
+    assert [row["file"] for row in here] == [row["file"] for row in there] == [f"1.2.3.{k}" for k in range(6)]
+    for one, two in zip(here, there):
+        assert float(one["p_malignant"]) == pytest.approx(float(two["p_malignant"]), abs=1e-4)
+    assert {row["class"] for row in there} == set(dicom_sets.CLASSES)

@@ -90,8 +90,9 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
     k = chosen_frame(path, frame, found.frames)
     ndim = len(found.image.shape)
     place: list[Any] = [slice(None), slice(None), k, *([slice(None)] if found.channels > 1 else [])][:ndim]
+    at = tuple(place + [0] * (ndim - len(place)))
     with guarded(path):
-        pixels = np.asarray(found.image.dataobj[(*place, *[0] * (ndim - len(place)))])
+        pixels = np.asarray(found.image.dataobj[at])
     pixels = np.moveaxis(pixels, -1, 0) if found.channels > 1 else pixels[None]
     values = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])
     if window != "file":
