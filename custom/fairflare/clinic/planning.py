@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from fairflare.clinic.fingerprint import Fingerprint
 
 Prints = Mapping[str, Fingerprint]
@@ -22,6 +24,12 @@ SMALLEST, LARGEST = 32, 128
 """Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
 LEAST_STD = 0.02
 """On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+AIR = -900.0
+"""Hounsfield units up to which there is air; the lungs' tissue begins above."""
+MOSTLY = 0.75
+"""Share of what is no air that a window is laid around."""
+NARROWEST = 80.0
+"""Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
 SPACINGS = 1.5
@@ -92,9 +100,9 @@ def cautions(prints: Prints) -> list[str]:
 
 
 def _of_values(prints: Prints) -> list[str]:
-    known = {site: one.window for site, one in prints.items() if one.mean is not None}
-    without = [site for site, window in known.items() if window is None]
-    windows = {site: window for site, window in known.items() if window is not None}
+    known = {site: one.values for site, one in prints.items() if one.mean is not None}
+    without = [site for site, values in known.items() if values is None]
+    windows = {site: (values[0], values[-1]) for site, values in known.items() if values is not None}
     if windows and without:
         text = "values are measured from one zero, as Hounsfield units are"
         return [f"{text}, at {_some(list(windows))} and not at {_some(without)}: each image there is scaled by itself"]
@@ -165,30 +173,38 @@ def _scaling(prints: Prints) -> list[Choice]:
 
 
 def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, list[Choice]]:
-    """Ends that no site's values lie beyond, rounded outwards; None unless the values of every site are measured."""
-    windows = [one.window for one in known if one.window is not None]
-    if len(windows) < len(known):
+    """Ends of the window that all sites' values are scaled by; None unless those of every site are measured.
+
+    Of CT the shortest interval with ``MOSTLY`` of what is no air, and half of its length on either side: that is where
+    the tissue is that images are of. Of anything else nearly all values. Sites count alike.
+    """
+    if any(one.values is None for one in known):
         return None, []
-    low, high = min(window[0] for window in windows), max(window[1] for window in windows)
+    values = np.sort(np.concatenate([one.values or [] for one in known]))
+    tissue = values[values > AIR]
+    if values[0] <= AIR and len(tissue) > len(known):
+        n = math.ceil(MOSTLY * len(tissue))
+        starts, ends = tissue[: len(tissue) - n + 1], tissue[n - 1 :]
+        k = int(np.argmin(ends - starts))
+        low, high = float(starts[k]), float(ends[k])
+        margin = max((high - low) / 2, (NARROWEST - (high - low)) / 2)
+        low, high = max(low - margin, AIR - margin), high + margin
+        reason = f"most of what is no air, and a margin, lies between {low:.4g} and {high:.4g} Hounsfield units"
+    else:
+        low, high = float(values[0]), float(values[-1])
+        reason = f"the sites' values lie between {low:.4g} and {high:.4g}"
     step = 10.0 ** (math.floor(math.log10(high - low)) - 1)
     low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
     text = f"{(low + high) / 2:.6g},{high - low:.6g}"
-    reason = (
-        f"the sites' values lie between {low:.6g} and {high:.6g} (Hounsfield units if CT); a narrower one shows more"
-    )
-    return (low, high), [Choice("task.window", text, reason)]
+    return (low, high), [Choice("task.window", text, f"{reason}; what lies outside counts as the nearer end")]
 
 
 def _in_window(
     known: Sequence[Fingerprint], window: tuple[float, float]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Each site's mean and spread, [[site, ...]] of one channel, once all are scaled by the window that is agreed."""
-    means, spreads, width = [], [], window[1] - window[0]
-    for one in known:
-        low, high = one.window or window
-        means.append((low + _channel(one.mean, 0) * (high - low) - window[0]) / width)
-        spreads.append(_channel(one.std, 0) * (high - low) / width)
-    return [means], [spreads]
+    """Mean and spread of each site's values once they are scaled by the window, [[site, ...]] of one channel."""
+    scaled = [np.clip((np.array(one.values) - window[0]) / (window[1] - window[0]), 0, 1) for one in known]
+    return [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
