@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,8 @@ from fairflare.clinic.kinds.own_images import OwnImages
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Looked, looked_at
 from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.table_fingerprint import TableFingerprint
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
@@ -44,6 +46,7 @@ class Fingerprint:
         coloured: whether more than half of the images have colours that differ.
         mean: of each channel on [0, 1], over images; one channel unless coloured.
         std: of the pixels of all images, as mean.
+        table: what of a table's columns may leave.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -53,6 +56,7 @@ class Fingerprint:
     coloured: bool = False
     mean: Annotated[list[float], Entries(3)] | None = None
     std: Annotated[list[float], Entries(3)] | None = None
+    table: TableFingerprint | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -64,19 +68,21 @@ class Fingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
-        return asdict(self)
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {"table": self.table.to_json() if self.table else None}
 
     @classmethod
     def from_json(cls, content: Any, site: str) -> Fingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
-        known = {field.name for field in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) != known:
+        known = {field.name for field in fields(cls)} - {"table"}
+        if not isinstance(content, Mapping) or set(content) - {"table"} != known:
             raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
         validation.check_plain(f"fingerprint of {site}", content)
+        where, table = f"fingerprint of {site}", content.get("table")
+        found = None if table is None else TableFingerprint.from_json(table, site)
         try:
-            return cls(
-                **{name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}") for name in known}
-            )
+            values = {name: validation.exact(cls, name, content[name], f"{where}: {name}") for name in known}
+            return cls(**values, table=found)
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None
 
@@ -92,6 +98,9 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
             which every site declares.
     """
     try:
+        if isinstance(task, Tabular) and not task.build_data:
+            n, table = task.fingerprint(task.located(site, own), min_count)
+            return Fingerprint(n, table=table) if n else None
         train = task.local_data(site, own).splits["train"]
     except (DataError, UserError, ValueError):
         return None

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from fairflare.clinic.fingerprint import Fingerprint
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -22,6 +23,8 @@ SMALLEST, LARGEST = 32, 128
 """Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
 LEAST_STD = 0.02
 """On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -69,7 +72,8 @@ class Choice:
 
     def __str__(self) -> str:
         """ "batch_size 8: the smallest site has 21 training images"."""
-        return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
+        value = f" {self.value}" if len(str(self.value)) <= LONGEST_SHOWN else ""
+        return f"{self.setting.partition('.')[2]}{value}: {self.reason}"
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
@@ -83,19 +87,25 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         return []
     images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
     found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
+    found += [Choice(*one) for one in agreed(_tables(prints))]
     return [choice for choice in found if choice is not None]
 
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
+    tables = table_cautions(_tables(prints))
     known = {site: one.spacing for site, one in prints.items() if one.spacing}
     if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
-        return []
+        return tables
     low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
     return [
         f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
         "number of pixels, so that the same structure has different sizes"
     ]
+
+
+def _tables(prints: Prints) -> dict[str, TableFingerprint]:
+    return {site: one.table for site, one in prints.items() if one.table is not None}
 
 
 def _channels(prints: Prints) -> Choice | None:
