@@ -16,6 +16,7 @@ from fairflare.build.method_parts import part, reference_of
 from fairflare.build.plans import NOTHING, plan_for
 from fairflare.build.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.clinic.base import Preset, Task
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
@@ -122,9 +123,10 @@ def _data_and_training(
     A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
-    learned = plan_for(cls.name, options) if planned else NOTHING
-    built = tasks.load(cls.name, preset, **learned.values("task", options), **options)
-    base = dataclasses.asdict(cls.presets[preset].training) | learned.values("train", trained)
+    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    chosen = learned if planned else NOTHING
+    built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
+    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", trained)
     return built, _made(Training, base | trained)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Looked, looked_at
 from fairflare.clinic.readers.stored import HIGH, LOW
 from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.table_fingerprint import TableFingerprint
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
@@ -39,6 +41,10 @@ PERCENTILES = 100
 """Of values that are measured."""
 
 
+LATER = {"values", "table"}
+"""Keys that a fingerprint may lack."""
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """One site's training data. Whatever is None is not known, or is of fewer than ``min_count`` images.
@@ -54,6 +60,7 @@ class Fingerprint:
         values: evenly spaced percentiles, from the lowest to the highest that ``stored`` names, of the pixels of all
             images together, where these are measured from a zero that means the same everywhere (Hounsfield units).
             None of other images, and where the task names a window.
+        table: what of a table's columns may leave.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -64,6 +71,7 @@ class Fingerprint:
     mean: Annotated[list[float], Entries(3)] | None = None
     std: Annotated[list[float], Entries(3)] | None = None
     values: Annotated[list[float], Entries(PERCENTILES)] | None = None
+    table: TableFingerprint | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -82,22 +90,25 @@ class Fingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
-        return asdict(self)
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {"table": self.table.to_json() if self.table else None}
 
     @classmethod
     def from_json(cls, content: Any, site: str) -> Fingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         known = {field.name for field in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) | {"values"} != known:
+        if not isinstance(content, Mapping) or set(content) | LATER != known:
             raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
         validation.check_plain(f"fingerprint of {site}", content)
+        where, table = f"fingerprint of {site}", content.get("table")
+        found = None if table is None else TableFingerprint.from_json(table, site)
         try:
-            return cls(
-                **{
-                    name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}")
-                    for name in content
-                }
-            )
+            plain = {
+                name: validation.exact(cls, name, content[name], f"{where}: {name}")
+                for name in content
+                if name != "table"
+            }
+            return cls(**plain, table=found)
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None
 
@@ -113,6 +124,9 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
             which every site declares.
     """
     try:
+        if isinstance(task, Tabular) and not task.build_data:
+            n, table = task.fingerprint(task.located(site, own), min_count)
+            return Fingerprint(n, table=table) if n else None
         train = task.local_data(site, own).splits["train"]
     except (DataError, UserError, ValueError):
         return None

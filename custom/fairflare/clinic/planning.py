@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.fingerprint import Fingerprint
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -32,6 +33,8 @@ NARROWEST = 80.0
 """Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -77,7 +80,8 @@ class Choice:
 
     def __str__(self) -> str:
         """ "batch_size 8: the smallest site has 21 training images"."""
-        return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
+        value = f" {self.value}" if len(str(self.value)) <= LONGEST_SHOWN else ""
+        return f"{self.setting.partition('.')[2]}{value}: {self.reason}"
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
@@ -91,12 +95,13 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         return []
     images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
     found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
+    found += [Choice(*one) for one in agreed(_tables(prints))]
     return [choice for choice in found if choice is not None]
 
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
-    return [*_of_spacing(prints), *_of_values(prints)]
+    return [*table_cautions(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
 
 
 def _of_values(prints: Prints) -> list[str]:
@@ -125,6 +130,10 @@ def _of_spacing(prints: Prints) -> list[str]:
         f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
         "number of pixels, so that the same structure has different sizes"
     ]
+
+
+def _tables(prints: Prints) -> dict[str, TableFingerprint]:
+    return {site: one.table for site, one in prints.items() if one.table is not None}
 
 
 def _channels(prints: Prints) -> Choice | None:
@@ -216,13 +225,11 @@ def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     steps = max(math.ceil(usual / batch), effort.fewest_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
     return [
-        Choice(
-            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; smaller ones take what they have"
-        ),
+        Choice("train.batch_size", batch, f"a usual site has {usual:.0f} training {what}, others take what they have"),
         Choice(
             "train.least_steps",
             effort.fewest_steps,
-            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least, {steps} at a usual site",
+            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least ({steps} at a usual one)",
         ),
         Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
