@@ -219,6 +219,7 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
+            _say_alone(config)
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
             shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
@@ -231,6 +232,12 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         return write_report(folder)
 
 
+def _say_alone(config: RunConfig) -> None:
+    """What the sites' own models cost, where that is no matter of seconds."""
+    if config.solo and not tasks.known(config.task).quick:
+        console.note("each site also trains alone, for comparison: about as long again (--no-solo leaves it out)")
+
+
 def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
     from fairflare.flare.simulate import run_simulator
 
@@ -239,6 +246,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
+    _say_alone(config)
     with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]

@@ -126,7 +126,7 @@ def _data_and_training(
     learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
-    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", trained)
+    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", {**trained, **options})
     return built, _made(Training, base | trained)
 
 

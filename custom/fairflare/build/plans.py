@@ -36,8 +36,9 @@ LEAST = 10
 FORMAT = 1
 OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
 OF_TABLES = ("task.columns", "task.scaling")
+OF_LINEAR = ("task.model", "train.optimizer", "train.momentum", "train.lr", "train.weight_decay")
 OF_TRAINING = ("train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
-SETTINGS = (*OF_IMAGES, *OF_TABLES, *OF_TRAINING)
+SETTINGS = (*OF_IMAGES, *OF_TABLES, *OF_LINEAR, *OF_TRAINING)
 """What a plan may set; local_steps in files of earlier versions."""
 
 
@@ -88,6 +89,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "mean": ("std",),
     "std": ("mean",),
     "window": ("mean", "std"),
+    "model": ("optimizer", "momentum", "lr", "weight_decay"),
+    "optimizer": ("lr", "momentum"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
 

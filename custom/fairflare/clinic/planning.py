@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.fingerprint import Fingerprint
-from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, table_cautions
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -33,6 +33,8 @@ NARROWEST = 80.0
 """Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
+MOST_RATE, SAFE_RATE = 0.1, 3.0
+"""Largest learning rate of a linear model, and what the number of its inputs divides."""
 LONGEST_SHOWN = 60
 """Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
@@ -65,7 +67,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort] = {
     "segmentation": Effort(4, 4, 8, 300, 12, 40, 12),
     "classification": Effort(4, 4, 16, 800, 20, 40, 20),
-    "tabular": Effort(4, 8, 32, 400, 20, 40, 12),
+    "tabular": Effort(4, 8, 64, 160, 40, 40, 4),
 }
 """Kind of data -> how long it is trained on."""
 
@@ -95,7 +97,8 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         return []
     images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
     found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
-    found += [Choice(*one) for one in agreed(_tables(prints))]
+    tables = _tables(prints)
+    found += [Choice(*one) for one in agreed(tables)] + (_linear(tables, prints) if tables else [])
     return [choice for choice in found if choice is not None]
 
 
@@ -229,10 +232,32 @@ def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
         Choice(
             "train.least_steps",
             effort.fewest_steps,
-            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least ({steps} at a usual one)",
+            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least ({steps} usually)",
         ),
         Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
+
+
+def _linear(tables: Mapping[str, TableFingerprint], prints: Prints) -> list[Choice]:
+    """A linear model with a penalty, by plain steps that cannot diverge: few numbers are learned from few patients.
+
+    Weights whose prior is a spread of the logit of about 1 over all p inputs have the penalty p / (2 n) of the mean
+    loss. Standardised inputs have a curvature of at most p / 2, so that 3 / p is a safe rate (less than 4 / p).
+    """
+    p = max(inputs(tables), 1)
+    n = sum(one.n_train for one in prints.values())
+    words = f"{p} inputs, {n} training rows"
+    return [
+        Choice("task.model", "linear", "unless a network is asked for: few rows teach few numbers (--set model=mlp)"),
+        Choice("train.optimizer", "sgd", "plain steps move a site no further than its data do"),
+        Choice("train.momentum", 0.0, "as above"),
+        Choice("train.lr", _short(min(MOST_RATE, SAFE_RATE / p)), f"at most {MOST_RATE}, less where {p} inputs add up"),
+        Choice("train.weight_decay", _short(p / (2 * n)), f"{words}: p / (2 n)"),
+    ]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _channel(values: Sequence[float] | None, k: int) -> float:

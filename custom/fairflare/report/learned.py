@@ -7,8 +7,8 @@ than that of telling every patient the site's share, or, where no site says it, 
 (the log of the number of classes); this rule is left out where training adjusted the logits, which moves risks on
 purpose. It is *still improving* where, over the last quarter of the rounds (at least six), the straight line through
 the mean of the sites' validation scores rises by more than twice its standard error per round and by 0.01 in all; or
-where the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss counts,
-falling by 10 %: it falls longer than a model gets better.
+where the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss
+counts, falling by 10 %: it falls longer than a model gets better.
 """
 
 from __future__ import annotations

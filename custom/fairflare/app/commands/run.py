@@ -92,16 +92,12 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
         solo: None: neither was given.
         env: where it runs; a deployed federation has to be asked.
     """
-    from fairflare.app import console
-    from fairflare.build import tasks
     from fairflare.build.benefit import asks_by_itself, with_benefit
 
     if solo is None:
         given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
-        if solo and not tasks.known(config.task).quick:
-            console.note("each site also trains alone, to say what joining gives: about as long again (--no-solo: not)")
     return with_benefit(config, solo)
 
 
