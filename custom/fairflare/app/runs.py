@@ -102,9 +102,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
     heard = min(config.min_responses or count, count)
     found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
-    rate = f"init-from: the local learning rate is {config.training['lr']:g}; by default a tenth of the usual one"
-    begins = [*parts.origin.lines(), rate] if parts.origin else []
-    return [*begins, *(caution for caution in found if caution)]
+    return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
 
 
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
@@ -219,7 +217,6 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
-            _say_alone(config)
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
             shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
@@ -232,12 +229,6 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         return write_report(folder)
 
 
-def _say_alone(config: RunConfig) -> None:
-    """What the sites' own models cost, where that is no matter of seconds."""
-    if config.solo and not tasks.known(config.task).quick:
-        console.note("each site also trains alone, for comparison: about as long again (--no-solo leaves it out)")
-
-
 def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
     from fairflare.flare.simulate import run_simulator
 
@@ -246,7 +237,6 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
-    _say_alone(config)
     with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
         run_simulator(config, folder, names, threads, watch=progress.follow)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]

@@ -36,10 +36,8 @@ LEAST = 10
 FORMAT = 1
 OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
 OF_TABLES = ("task.columns", "task.scaling")
-OF_LINEAR = ("task.model", "train.optimizer", "train.momentum", "train.lr", "train.weight_decay")
-OF_TRAINING = ("train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
-SETTINGS = (*OF_IMAGES, *OF_TABLES, *OF_LINEAR, *OF_TRAINING)
-"""What a plan may set; local_steps in files of earlier versions."""
+SETTINGS = (*OF_IMAGES, *OF_TABLES, "train.batch_size", "train.local_steps", "train.rounds")
+"""What a plan may set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +81,11 @@ class Plan:
 
 NOTHING = Plan("")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "epochs": ("least_steps",),
-    "local_steps": ("least_steps",),
+    "epochs": ("local_steps",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
     "window": ("mean", "std"),
-    "model": ("optimizer", "momentum", "lr", "weight_decay"),
-    "optimizer": ("lr", "momentum"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.fingerprint import Fingerprint
-from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -33,8 +33,6 @@ NARROWEST = 80.0
 """Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
-MOST_RATE, SAFE_RATE = 0.1, 3.0
-"""Largest learning rate of a linear model, and what the number of its inputs divides."""
 LONGEST_SHOWN = 60
 """Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
@@ -52,7 +50,8 @@ class Effort:
         steps: optimizer steps of every site in the whole run.
         rounds: fewest communication rounds; models that are averaged rarely drift apart.
         most_rounds: largest number of them.
-        fewest_steps: local steps of a round at least; else one pass over a site's own data.
+        fewest_steps: local steps of a round at least.
+        most_steps: at most, one pass over the data of a usual site if that is less.
     """
 
     batches: int
@@ -62,12 +61,13 @@ class Effort:
     rounds: int
     most_rounds: int
     fewest_steps: int
+    most_steps: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12),
-    "classification": Effort(4, 4, 16, 800, 20, 40, 20),
-    "tabular": Effort(4, 8, 64, 160, 40, 40, 4),
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 60),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
 }
 """Kind of data -> how long it is trained on."""
 
@@ -97,8 +97,7 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         return []
     images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
     found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
-    tables = _tables(prints)
-    found += [Choice(*one) for one in agreed(tables)] + (_linear(tables, prints) if tables else [])
+    found += [Choice(*one) for one in agreed(_tables(prints))]
     return [choice for choice in found if choice is not None]
 
 
@@ -222,42 +221,22 @@ def _in_window(
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
     what = "rows" if kind == "tabular" else "images"
-    usual = median(one.n_train for one in prints.values())
-    fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
+    sizes = sorted(one.n_train for one in prints.values())
+    fits = 2 ** int(math.log2(max(sizes[0] / effort.batches, 1)))
     batch = min(max(fits, effort.smallest), effort.largest)
-    steps = max(math.ceil(usual / batch), effort.fewest_steps)
+    usual = median(sizes)
+    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
     return [
-        Choice("train.batch_size", batch, f"a usual site has {usual:.0f} training {what}, others take what they have"),
+        Choice("train.batch_size", batch, f"the smallest site has {sizes[0]} training {what}"),
         Choice(
-            "train.least_steps",
-            effort.fewest_steps,
-            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least ({steps} usually)",
+            "train.local_steps",
+            steps,
+            f"one pass over the {usual:.0f} training {what} of a usual site, {effort.fewest_steps} to "
+            f"{effort.most_steps} steps, the same number at every site",
         ),
-        Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at every site, {effort.steps} or more are usual"),
     ]
-
-
-def _linear(tables: Mapping[str, TableFingerprint], prints: Prints) -> list[Choice]:
-    """A linear model with a penalty, by plain steps that cannot diverge: few numbers are learned from few patients.
-
-    Weights whose prior is a spread of the logit of about 1 over all p inputs have the penalty p / (2 n) of the mean
-    loss. Standardised inputs have a curvature of at most p / 2, so that 3 / p is a safe rate (less than 4 / p).
-    """
-    p = max(inputs(tables), 1)
-    n = sum(one.n_train for one in prints.values())
-    words = f"{p} inputs, {n} training rows"
-    return [
-        Choice("task.model", "linear", "unless a network is asked for: few rows teach few numbers (--set model=mlp)"),
-        Choice("train.optimizer", "sgd", "plain steps move a site no further than its data do"),
-        Choice("train.momentum", 0.0, "as above"),
-        Choice("train.lr", _short(min(MOST_RATE, SAFE_RATE / p)), f"at most {MOST_RATE}, less where {p} inputs add up"),
-        Choice("train.weight_decay", _short(p / (2 * n)), f"{words}: p / (2 n)"),
-    ]
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def _channel(values: Sequence[float] | None, k: int) -> float:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--solo/--no-solo",
     default=None,
-    help="Each site also trains alone, and says what joining gives it; by default on tables and on your own data.",
+    help="Each site also trains alone, and says what joining gives it; by default where that takes seconds (tables).",
 )
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
 @run_options
