@@ -31,14 +31,14 @@ class Effort:
     """How long a kind of data is trained on.
 
     Attributes:
-        batches: that a site's data should make at least, so that a pass is more than a step or two.
+        batches: that a usual site's data should make at least, so that a pass is more than a step or two.
         smallest: batch.
-        largest: batch.
-        steps: optimizer steps of every site in the whole run.
+        largest: batch, unless more are needed for a usual site to see its data once in ``most_steps``.
+        steps: optimizer steps of a usual site in the whole run.
         rounds: fewest communication rounds; models that are averaged rarely drift apart.
         most_rounds: largest number of them.
-        fewest_steps: local steps of a round at least.
-        most_steps: at most, one pass over the data of a usual site if that is less.
+        fewest_steps: local steps of a round at least, at every site.
+        most_steps: at most; one pass over a site's own data if that is in between.
     """
 
     batches: int
@@ -52,11 +52,23 @@ class Effort:
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
-    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 60),
-    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 120),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 240),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 240),
 }
 """Kind of data -> how long it is trained on."""
+LARGEST_BATCH = 64
+"""Whatever a site's size."""
+GAIN = 0.01
+"""Of a network's log loss over a linear model's, on average over sites, from which on tables get a network."""
+LARGEST_PENALTY = 1.0
+REACH = 0.1
+"""How far one step of Adam moves the logit of a row at most, per unit of its numbers: the rate of a linear model is
+this over the number of features."""
+SLOWEST, FASTEST = 5e-4, 1e-2
+"""Learning rates of a linear model."""
+AGAIN = 0.2
+"""Of the usual learning rate, where a run starts from trained weights."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Choice:
     reason: str
 
     def __str__(self) -> str:
-        """ "batch_size 8: the smallest site has 21 training images"."""
+        """ "batch_size 8: a usual site has 40 training images"."""
         return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
 
 
@@ -81,9 +93,19 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     """
     if kind not in EFFORTS or not prints:
         return []
-    images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
-    found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
+    table = kind == "tabular"
+    own = _of_table(prints) if table else [_channels(prints), _size(prints), *_scaling(prints)]
+    found = [*own, *_effort(EFFORTS[kind], prints, kind), *_model_choice()]
     return [choice for choice in found if choice is not None]
+
+
+def _model_choice() -> list[Choice]:
+    return [
+        Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
+        Choice(
+            "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
+        ),
+    ]
 
 
 def cautions(prints: Prints) -> list[str]:
@@ -140,24 +162,53 @@ def _scaling(prints: Prints) -> list[Choice]:
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
-    """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
+    """Batch, local steps and rounds, from a usual site: a batch is never larger than the site that it is of."""
     what = "rows" if kind == "tabular" else "images"
-    sizes = sorted(one.n_train for one in prints.values())
-    fits = 2 ** int(math.log2(max(sizes[0] / effort.batches, 1)))
-    batch = min(max(fits, effort.smallest), effort.largest)
-    usual = median(sizes)
+    usual, classes = median(one.n_train for one in prints.values()), max(one.classes for one in prints.values())
+    fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
+    batch = min(max(fits, effort.smallest, _power_above(classes)), effort.largest)
+    batch = min(max(batch, _power_above(usual / effort.most_steps)), LARGEST_BATCH)
     steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
+    least, most = effort.fewest_steps, effort.most_steps
+    own = [min(max(math.ceil(one.n_train / batch), least), most) for one in prints.values()]
     return [
-        Choice("train.batch_size", batch, f"the smallest site has {sizes[0]} training {what}"),
         Choice(
-            "train.local_steps",
-            steps,
-            f"one pass over the {usual:.0f} training {what} of a usual site, {effort.fewest_steps} to "
-            f"{effort.most_steps} steps, the same number at every site",
+            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; a smaller one takes what it has"
         ),
-        Choice("train.rounds", rounds, f"{steps * rounds} steps at every site, {effort.steps} or more are usual"),
+        Choice("train.epochs", 1, f"a round is one pass over a site's own {what}, {_range(sorted(own))} steps here"),
+        Choice("train.fewest_steps", least, f"a pass over few {what} is drawn out to so many steps"),
+        Choice("train.most_steps", most, "a longer pass goes on in the next round"),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
+
+
+def _of_table(prints: Prints) -> list[Choice]:
+    """A linear model with a penalty that suits its number of weights, unless validation asks for a network."""
+    p, n = max(one.features or 0 for one in prints.values()), sum(one.n_train for one in prints.values())
+    if not p:
+        return []
+    gains = [one.network_gain for one in prints.values() if one.network_gain is not None]
+    if gains and _mean(gains) >= GAIN and 2 * sum(gain > 0 for gain in gains) > len(gains):
+        shown = f"{_mean(gains):.3f} on average over {_sites(len(gains))}"
+        return [Choice("task.model", "mlp", f"a network's validation log loss is below a linear model's by {shown}")]
+    said = (
+        f"over {_sites(len(gains))} a network's validation log loss is not {GAIN:g} below it" if gains else "few rows"
+    )
+    penalty = round(min(p / (2 * n), LARGEST_PENALTY), 4)
+    return [
+        Choice("task.model", "linear", said),
+        Choice("train.weight_decay", penalty, f"{p} features over 2 x {n} training rows"),
+        Choice("train.lr", round(min(max(REACH / p, SLOWEST), FASTEST), 5), f"{p} features move together in a step"),
+    ]
+
+
+def _sites(n: int) -> str:
+    return f"{n} site" + ("s" if n > 1 else "")
+
+
+def _power_above(value: float) -> int:
+    return int(2 ** math.ceil(math.log2(max(value, 1))))
 
 
 def _channel(values: Sequence[float] | None, k: int) -> float:

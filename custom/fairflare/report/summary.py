@@ -94,7 +94,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
-        "clinical": clinical_section(whole, config, about, sites),
+        "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
