@@ -77,6 +77,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "local_steps": ("epochs", *STEPS),
     "model": ("weight_decay", "lr"),
     "optimizer": ("weight_decay", "lr"),
+    "best_by": ("headline",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
