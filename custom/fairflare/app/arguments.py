@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 from fairflare.core.validation import SITE, shown
 
 LONGEST_NAME = 100
@@ -87,6 +88,28 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
     """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
     keys = {pair.partition("=")[0].strip().removeprefix("task.") for pair in given}
     return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+
+
+def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
+    """``pairs`` whose ``site_names`` lack those that are left out.
+
+    Raises:
+        UserError: no pair names the sites, one is not among them, or none would be left.
+    """
+    if not left_out:
+        return pairs
+    given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
+    if "site_names" not in given:
+        raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
+    pair = given["site_names"]
+    names = [name.strip() for name in pair.partition("=")[2].split(",")]
+    for one in left_out:
+        if one not in names:
+            raise UserError(f"--without: {unlisted('site', one, names)}")
+    rest = ",".join(name for name in names if name not in left_out)
+    if not rest:
+        raise UserError("--without: no site would be left")
+    return tuple(f"{one.partition('=')[0]}={rest}" if one is pair else one for one in pairs)
 
 
 def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,10 +2,13 @@
 """Has the model learned? It is held against an answer that needs no network, and its last rounds are looked at.
 
 Two rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
-have both. It is *still improving* where, over the last quarter of the rounds (at least six), the straight line through
-the mean of the sites' validation scores rises by more than twice its standard error per round and by 0.01 in all; or
-where the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss
-counts, falling by 10 %: it falls longer than a model gets better.
+have both: in the headline metric, or in log loss, a proper score that takes calibration in. The log loss to beat is
+that of the trivial answer, and at most that of even odds (log C): all that is asked of a task of the package, of
+training that adjusts logits, and where counts may not leave a site. It is *still improving* where, over the last
+quarter of the rounds (at least six), the straight line through the mean of the sites' validation scores rises by more
+than twice its standard error per round and by 0.01 in all; or where the same holds of the validation loss, falling by
+5 % of its mean. Without validation data the training loss counts, falling by 10 %: it falls longer than a model gets
+better.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ LEAST = {"score": 0.01, "loss": 0.05, "train_loss": 0.10}
 """What must change over these rounds: a score by so much, a loss by this share of its mean."""
 
 
-def learned_section(trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json) -> Json | None:
+def learned_section(
+    trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json, own: bool = False
+) -> Json | None:
     """What the final model is held against, and whether its last rounds still brought something.
 
     Args:
@@ -43,14 +48,15 @@ def learned_section(trail: Trail, rows: Sequence[Json], headline: str, higher: b
         rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
         headline: the metric.
         higher: whether its higher values are better.
-        about: of the task: the metrics in words, with chance levels.
+        about: of the task: the metrics in words, with chance levels, and the classes.
+        own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 
     Returns:
         learned: True, False, or None where it cannot be said; better and compared: at how many of how many sites the
-        model is better; rows: site, model, trivial, better; trivial: mean over sites; trend (see ``_trend``) and
-        still_improving. None where nothing is known of a trivial answer.
+        model is better; rows: site, model, trivial, better, loss and trivial_loss (None: not known); trivial: mean over
+        sites; trend (see ``_trend``) and still_improving. None where nothing is known of a trivial answer.
     """
-    held = [_row(trail, row, headline, higher, about) for row in rows]
+    held = [_row(trail, row, headline, higher, about, own) for row in rows]
     if all(row["trivial"] is None for row in held):
         return None
     both = [row for row in held if row["better"] is not None]
@@ -84,6 +90,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if found.get("learned") is not False:
         return ""
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
+    if said := _by_loss(found, summary, both):
+        return said
     means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
     whose = (
         ("The sites' own models have", "their", "they")
@@ -93,6 +101,21 @@ def verdict(summary: Mapping[str, Any]) -> str:
     return (
         f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
         f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
+    )
+
+
+def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequence[Json]) -> str:
+    """The sentence where it is the log loss that fails at most sites; "" elsewhere."""
+    failed = [
+        row for row in both if row.get("trivial_loss") is not None and not (row["loss"] or 0) < row["trivial_loss"]
+    ]
+    if 2 * len(failed) <= len(both):
+        return ""
+    whose = "The sites' own models have" if summary.get("used") else "This model has"
+    ours, least = (text(mean({row["site"]: row[key] for row in failed})) for key in ("loss", "trivial_loss"))
+    return (
+        f"{whose} not learned: at {len(failed)} of {_compared(found)} its risks are no better than each site's share "
+        f"of the classes, named for everyone (log loss {ours} on average there; that answer's {least})."
     )
 
 
@@ -128,7 +151,7 @@ def _still(trend: Json) -> str:
     )
 
 
-def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json) -> Json:
+def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json, own: bool) -> Json:
     splits = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
     value = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get(headline))
     if value is None and row["value"] is not None and headline in CERTAIN:
@@ -136,7 +159,20 @@ def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json) -> J
     better = None
     if value is not None and row["value"] is not None:
         better = row["value"] > value if higher else row["value"] < value
-    return {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
+    loss, least = number((row.get("test") or {}).get("loss")), _loss_to_beat(splits, about, own)
+    if better is not None and loss is not None and least is not None:
+        better = better and loss < least
+    found = {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
+    return {**found, "loss": loss, "trivial_loss": least}
+
+
+def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | None:
+    """A site's log loss without a network; None for masks, whose loss is none of odds."""
+    classes = len(about.get("classes") or ()) if about.get("group_metric") == "accuracy" else 0
+    if classes < 2:
+        return None
+    found = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get("loss")) if own else None
+    return min(math.log(classes), math.inf if found is None else found)
 
 
 def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
