@@ -10,7 +10,8 @@ import torch
 
 import dicom_sets
 from dicom_sets import dataset, save
-from fairflare.build import tasks
+from fairflare.build import plans, tasks
+from fairflare.build.config import make_config
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.planning import cautions, plan
 from fairflare.clinic.readers.pictures import Reader, stored
@@ -63,6 +64,19 @@ def test_the_sites_agree_on_a_window_around_the_tissue(tmp_path):
     assert float(chosen["task.std"]) == pytest.approx(images.float().std().item() / 255, abs=0.02)
     own = tasks.load("classification", None, **lists_of(tmp_path, head(tmp_path)), window="40,400")
     assert fingerprint(own, "mayo", None, 10).values is None
+
+
+def test_a_window_of_the_users_is_the_one_that_mean_and_spread_are_of(tmp_path):
+    values = lists_of(tmp_path, head(tmp_path))
+    own = make_config("fedavg", "classification", values={**values, "window": "40,400"})
+    free = make_config("fedavg", "classification", values=values)
+    assert own.options["window"] == "40,400" != free.options["window"] and own.options["mean"] != free.options["mean"]
+    reader = Reader(own.options["size"], 1, window="40,400")
+    images = torch.cat([reader.image(path) for path in sorted(tmp_path.rglob("*.dcm"))])
+    assert float(own.options["mean"]) == pytest.approx(images.float().mean().item() / 255, abs=0.02)
+    for config in (own, free):
+        said = [line.partition(" ")[0] for line in plans.reasons(config)]
+        assert ("window" in said) == (config is free) and {"mean", "std", "size"} <= set(said)
 
 
 def test_sites_with_other_units_are_named():

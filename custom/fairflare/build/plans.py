@@ -53,7 +53,7 @@ class Plan:
 
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
         """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
-        off = {name for key in given for name in (key, *BESIDE.get(key, ()))}
+        off = {name for key in given for name in (key, *(BESIDE.get(key, ()) if key != READ_BY else ()))}
         found = {bare(one.setting): one.value for one in self.choices if owner_of(one.setting) == owner}
         return {name: value for name, value in found.items() if name not in off}
 
@@ -71,6 +71,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "window": ("mean", "std"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
+READ_BY = "window"
+"""A setting that a plan may set, and by which images are read where the user has."""
 
 
 def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
@@ -99,9 +101,10 @@ def reasons(config: RunConfig) -> list[str]:
     folder = Path(str(config.options.get("datalists") or ""))
     if not config.options.get("datalists") or not folder.is_dir():
         return []
-    key = _key(config.task, config.options, folder)
+    unset = {READ_BY: ""} if READ_BY in config.options else {}
+    keys = [_key(config.task, options, folder) for options in (config.options, {**config.options, **unset})]
     values = {f"{owner}.{name}": value for owner, own in _owned(config) for name, value in own.items()}
-    return _looked_at(*key).reasons(values) if key in _asked else []
+    return next((_looked_at(*key).reasons(values) for key in keys if key in _asked), [])
 
 
 def _owned(config: RunConfig) -> tuple[tuple[str, Mapping[str, Any]], ...]:
@@ -113,9 +116,9 @@ _asked: set[tuple[Any, ...]] = set()
 
 
 def _key(name: str, options: Mapping[str, Any], folder: Path) -> tuple[str, str, tuple[Any, ...]]:
-    """What a plan follows from: the task, its options but for those that a plan sets, and the lists as they are."""
+    """What a plan follows from: the task, its options but for those that it sets alone, and the lists as they are."""
     whole = dataclasses.asdict(tasks.load(name, None, **options))
-    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS}
+    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS or key == READ_BY}
     return name, json.dumps(read, sort_keys=True), _stamp(folder)
 
 
