@@ -11,7 +11,7 @@ import torch
 import dicom_sets
 from dicom_sets import dataset, save
 from fairflare.build import plans, tasks
-from fairflare.build.config import make_config
+from fairflare.build.config import RunConfig, make_config
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.planning import cautions, plan
 from fairflare.clinic.readers.pictures import Reader, stored
@@ -77,6 +77,17 @@ def test_a_window_of_the_users_is_the_one_that_mean_and_spread_are_of(tmp_path):
     for config in (own, free):
         said = [line.partition(" ")[0] for line in plans.reasons(config)]
         assert ("window" in said) == (config is free) and {"mean", "std", "size"} <= set(said)
+
+
+def test_a_run_that_was_begun_before_there_were_windows_is_scaled_as_it_was(tmp_path):
+    config = make_config("fedavg", "classification:small", values={"site_names": "a", "window": "percentiles"})
+    content = config.to_json()
+    assert "window" not in content["options"]
+    again = RunConfig.from_json(json.loads(json.dumps(content)))
+    assert again == config and again.sha256() == config.sha256()
+    assert (
+        make_config("fedavg", "classification:small", values={"site_names": "a"}).to_json()["options"]["window"] == ""
+    )
 
 
 def test_sites_with_other_units_are_named():
