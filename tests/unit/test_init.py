@@ -284,7 +284,7 @@ BAD = {
     "empty": (empty, "holds no image that can be read, no table and no datalist"),
     "unlabelled": (unlabelled, "9 images and nothing that says their labels; expected a folder for each class"),
     "sites": (only_sites, "the folders site-1, site-10, site-2 are sites, and nothing says the labels"),
-    "volumes": (volumes, "array of shape .*; volumes are to be cut into slices first"),
+    "volumes": (volumes, "expected one 2D slice, got 8; name one .*; volumes are to be cut into slices first"),
     "smeared": (smeared, "at most 8 whole pixel values beside 0, got 255.*masks kept as JPEG lose their values"),
     "no outcome": (no_outcome, "init: --label COLUMN says which; the table has: age, score"),
     "many labels": (many_labels, "80 different labels, such as '0.0', are no classes"),

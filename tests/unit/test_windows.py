@@ -126,6 +126,10 @@ def ct_run(request, tmp_path_factory):
     return truth, root / "data", run(root / "run", "fedavg", *own)
 
 
+def window_of(folder):
+    return json.loads((folder / "config.json").read_text())["options"]["window"]
+
+
 @pytest.mark.slow
 def test_classes_that_differ_by_an_offset_are_learned(ct_run):
     """40 Hounsfield units, the same texture, no setting: alone, and inside a head with bone in air."""
@@ -154,7 +158,7 @@ def test_files_as_they_are_exported_are_predicted_as_in_training(ct_run, tmp_pat
         assert found[f"1.2.3.{k}"]["class"] == truth[name][1]
         one, two = (float(found[file]["p_malignant"]) for file in (f"1.2.3.{k}", f"all[{k}]"))
         assert one == pytest.approx(two, abs=1e-6)
-    assert open_run(folder).task.image_inputs().reader.window == open_run(folder).config.options["window"] != ""
+    assert open_run(folder).task.image_inputs().reader.window == window_of(folder) != ""
 
 
 @pytest.mark.slow
@@ -169,6 +173,9 @@ def test_a_bundle_scales_by_the_runs_window(ct_run, tmp_path, capsys):
     code, _, err = call(capsys, "export-model", folder, "--format", "bundle", "--out", tmp_path / "bundle")
     assert code == 0, err
     assert call(capsys, "predict", folder, tmp_path / "in", "--out", tmp_path / "p")[0] == 0
+    ends = [f"{float(c) + sign * float(w) / 2:g}" for c, w in [window_of(folder).split(",")] for sign in (-1, 1)]
+    card = (tmp_path / "bundle" / "docs" / "README.md").read_text()
+    assert f"values from {ends[0]} to {ends[1]} of DICOM and NIfTI, rescaled" in card
     here, there = rows(tmp_path / "p"), rows(run_bundle(tmp_path / "bundle", tmp_path / "in", tmp_path / "out"))
     assert [row["file"] for row in here] == [row["file"] for row in there] == [f"1.2.3.{k}" for k in range(6)]
     for one, two in zip(here, there):
