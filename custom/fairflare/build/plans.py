@@ -57,7 +57,7 @@ class Plan:
 
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
         """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
-        off = {name for key in given for name in (key, *BESIDE.get(key, ()))}
+        off = {name for key in given for name in (key, *(BESIDE.get(key, ()) if key != READ_BY else ()))}
         found = {
             bare(one.setting): one.value
             for one in self.choices
@@ -95,6 +95,8 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "window": ("mean", "std"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
+READ_BY = "window"
+"""A setting that a plan may set, and by which images are read where the user has."""
 
 
 def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
@@ -123,8 +125,10 @@ def reasons(config: RunConfig) -> list[str]:
     folder = Path(str(config.options.get("datalists") or ""))
     if not config.options.get("datalists") or not folder.is_dir():
         return []
-    key = _key(config.task, config.options, folder)
-    if key not in _asked:
+    unset = {READ_BY: ""} if READ_BY in config.options else {}
+    keys = [_key(config.task, options, folder) for options in (config.options, {**config.options, **unset})]
+    key = next((one for one in keys if one in _asked), None)
+    if key is None:
         return []
     found = _looked_at(*key)
     run = {"best_by": config.best_by, "headline": config.headline}
@@ -142,9 +146,9 @@ _asked: set[tuple[Any, ...]] = set()
 
 
 def _key(name: str, options: Mapping[str, Any], folder: Path) -> tuple[str, str, tuple[Any, ...]]:
-    """What a plan follows from: the task, its options but for those that a plan sets, and the lists as they are."""
+    """What a plan follows from: the task, its options but for those that it sets alone, and the lists as they are."""
     whole = dataclasses.asdict(tasks.load(name, None, **options))
-    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS}
+    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS or key == READ_BY}
     if whole.get("columns"):
         read["columns"] = as_text(without_levels(read_columns(whole["columns"], names_of(whole["features"]))))
     return name, json.dumps(read, sort_keys=True), _stamp(folder)
