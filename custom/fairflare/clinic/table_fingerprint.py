@@ -72,7 +72,10 @@ class TableFingerprint:
         if not isinstance(content, Mapping) or set(content) != KEYS:
             raise UserError(f"{what}: expected the keys {', '.join(sorted(KEYS))}")
         features = _texts(f"{what}: features", content["features"])
-        columns = read_columns(json.dumps(content["columns"]), features)
+        try:
+            columns = read_columns(json.dumps(content["columns"]), features)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
         numbers, levels = content["numbers"], content["levels"]
         if not isinstance(numbers, Mapping) or not isinstance(levels, Mapping):
             raise UserError(f"{what}: expected numbers and levels of columns")

@@ -9,6 +9,7 @@ import datetime
 import math
 import numbers
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -28,9 +29,13 @@ SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET)
 LONGEST_CELL = 32_768
 """Characters of a cell, about what Excel takes."""
 MOST_COLUMNS = 20_000
+LARGEST_EXCEL = 2**30
+"""Bytes of an Excel file's parts, unpacked."""
 LONGEST_LINE = 2**24
 """Characters of a line of a text file."""
 DELIMITERS = ",;\t|"
+SAID = re.compile(r"sep=([,;|\t])")
+"""What Excel writes into the first line where it says the delimiter."""
 SAMPLE = 2**16
 """Bytes that show how a file is written."""
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/a", "#nv"})
@@ -38,9 +43,14 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/
 ROWS_LOOKED_AT = 50
 """Lines that show what delimits the cells."""
 
-DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")
-"""A number with a decimal comma, and thousands marked by points."""
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+")
+ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+GERMAN = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+"""Whole numbers of at least 1000 with marks of thousands; those with one mark may be decimals."""
+COMMA = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(\.\d{3}){2,}")
+POINT = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(,\d{3}){2,}")
+"""Numbers whose decimals begin with a comma, or a point."""
+IN_COMMAS, IN_POINTS = (COMMA, ENGLISH), (POINT, GERMAN)
+NUMBER = re.compile(rf"[+-]?\d+([eE][+-]?\d+)?|{ENGLISH.pattern}|{GERMAN.pattern}|{COMMA.pattern}|{POINT.pattern}")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -159,8 +169,12 @@ def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The rows of a text file; where the comma is not the delimiter, with decimal points for decimal commas."""
     encoding = _encoding(path)
     with path.open(encoding=encoding, newline="") as file:
-        delimiter = _delimiter(list(islice(_lines(path, file), ROWS_LOOKED_AT)))
+        head = list(islice(_lines(path, file), ROWS_LOOKED_AT))
+    said = SAID.fullmatch(head[0].strip()) if head else None
+    delimiter = said[1] if said else _delimiter(head)
     with path.open(encoding=encoding, newline="") as file:
+        if said:
+            file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
         rows = _parsed(path, reader)
         if delimiter == ",":
@@ -245,30 +259,43 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 def _with_points(path: Path, rows: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """The rows with decimal points in columns whose numbers have decimal commas."""
+    """The rows with decimal points, and no marks of thousands, in columns of numbers with decimal commas.
+
+    1,234 and 1.234 are what the file's other numbers say: DataError where these say nothing, and 1.234 may be 1234.
+    """
     found = list(rows)
-    width = max((len(cells) for _, cells in found), default=0)
-    marked, doubtful = [], []
-    for k in range(width):
+    columns: dict[int, list[str]] = {}
+    for k in range(max((len(cells) for _, cells in found), default=0)):
         cells = [row[k].strip() for _, row in found[1:] if k < len(row)]
-        present = [cell for cell in cells if cell.lower() not in MISSING]
-        if not present or not all(DECIMAL.fullmatch(cell) for cell in present):
-            continue
-        if any("," in cell or cell.count(".") > 1 for cell in present):
-            marked.append(k)
-        else:
-            doubtful += [k] if any(THOUSANDS.fullmatch(cell) for cell in present) else []
-    if marked and doubtful:
-        name = shown(found[0][1][doubtful[0]].strip())
-        example = next(row[doubtful[0]].strip() for _, row in found[1:] if "." in row[doubtful[0]])
-        text = f"column {name}: {example} may be {example.replace('.', '')} or {example} in a file with decimal commas"
-        raise _refused(path, "number", f"{text}: write these numbers without marks of thousands")
-    for at, (place, cells) in enumerate(found):
-        if at:
-            for k in marked:
-                if k < len(cells):
-                    cells[k] = cells[k].replace(".", "").replace(",", ".")
-        yield place, cells
+        columns[k] = [cell for cell in cells if ("," in cell or "." in cell) and cell.lower() not in MISSING]
+        if not all(NUMBER.fullmatch(cell) for cell in cells if cell.lower() not in MISSING):
+            columns[k] = []
+    commas, points = ({k for k, cells in columns.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
+    for k, cells in columns.items():
+        if k in commas and k in points:
+            raise _refused(path, "number", f"column {shown(found[0][1][k].strip())}: mixes decimal points and commas")
+        doubtful = k not in commas and k not in points and any("," in cell or commas for cell in cells)
+        if doubtful and bool(commas) == bool(points):
+            text = f"column {shown(found[0][1][k].strip())}: {cells[0]} may be {cells[0].replace(',', '.')}"
+            either = f"{text} or {cells[0].replace(',', '').replace('.', '')}"
+            raise _refused(path, "number", f"{either}: expected decimal points throughout, and no marks of thousands")
+        if k in commas or (doubtful and commas):
+            _replace(found, k, ".", ",")
+        elif doubtful or any("," in cell for cell in cells):
+            _replace(found, k, ",", ".")
+    yield from found
+
+
+def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
+    """Whether a cell can only be a number with these decimals."""
+    return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
+
+
+def _replace(rows: list[tuple[str, list[str]]], k: int, thousands: str, decimal: str) -> None:
+    """Decimal points, and no marks of thousands, in column ``k``."""
+    for _, row in rows[1:]:
+        if k < len(row) and row[k].strip().lower() not in MISSING:
+            row[k] = row[k].replace(thousands, "").replace(decimal, ".")
 
 
 def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -276,12 +303,14 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     import pandas as pd
 
     try:
+        if zipfile.is_zipfile(path) and sum(one.file_size for one in zipfile.ZipFile(path).infolist()) > LARGEST_EXCEL:
+            raise _refused(path, "large", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked")
         with pd.ExcelFile(path) as book:
-            sheets = {
-                str(name): book.parse(name, header=None, dtype=object, na_filter=False) for name in book.sheet_names
-            }
+            sheets = {str(name): _sheet(book, name) for name in book.sheet_names}
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
+    except DataError:
+        raise
     except Exception as error:  # the packages raise their own errors
         raise _refused(path, "unreadable", f"cannot be read as Excel ({type(error).__name__})") from None
     full = [name for name, sheet in sheets.items() if sheet.size]
@@ -291,6 +320,12 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     for name in full:
         for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
             yield f"row {row}", [as_cell(cell) for cell in cells]
+
+
+def _sheet(book: Any, name: str) -> Any:
+    import pandas as pd
+
+    return pd.read_excel(book, sheet_name=name, header=None, dtype=object, na_filter=False)
 
 
 def _parquet(path: Path) -> pd.DataFrame:

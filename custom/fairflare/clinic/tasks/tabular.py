@@ -129,6 +129,11 @@ class Tabular(OwnData):
         """The columns of ``features``; none where ``build_data`` makes the inputs."""
         return None if self.build_data else self._inputs()
 
+    @property
+    def lacks_levels(self) -> bool:
+        """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
+        return bool(open_levels(self._read_columns()))
+
     def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
         """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
         table, columns, rows, _ = self._table(own)
