@@ -216,3 +216,14 @@ def test_a_tables_fingerprint_from_elsewhere_is_checked(change):
     assert Fingerprint.from_json(good, "b").table.numbers == {"age": (5, 1.0, 1.0)}
     with pytest.raises(UserError, match="fingerprint of b"):
         Fingerprint.from_json({**good, "table": {**good["table"], **change}}, "b")
+
+
+def test_no_option_is_what_flare_takes_for_a_variable(tmp_path):
+    """FLARE reads a text in one pair of braces as the name of a variable, and stops where there is none."""
+    task = task_of(tmp_path, columns=None, features="crp", scaling='{"fill": [0], "mean": [0], "std": [1]}')
+    assert task.scaling.count("{") == 2 and task.table_inputs().fixed.to_json() == {
+        "fill": [0.0],
+        "mean": [0.0],
+        "std": [1.0],
+    }
+    assert tasks.load("tabular", columns="{}").columns == ""

@@ -18,7 +18,16 @@ from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.table_columns import Column, features_of, names_of, open_levels, read_columns, read_scaling
+from fairflare.clinic.table_columns import (
+    Column,
+    as_scaling,
+    as_text,
+    features_of,
+    names_of,
+    open_levels,
+    read_columns,
+    read_scaling,
+)
 from fairflare.clinic.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, UserError
@@ -100,8 +109,12 @@ class Tabular(OwnData):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
         expect("features", self.label not in self._features(), f"no {self.label!r}, which is the label", self.features)
-        numbers, _ = features_of(self._features(), self._read_columns())
-        read_scaling(self.scaling, len(numbers))
+        columns = self._read_columns()
+        numbers, _ = features_of(self._features(), columns)
+        scaling = read_scaling(self.scaling, len(numbers))
+        # One way to write each, so that a run is the same however its options were spelled.
+        object.__setattr__(self, "columns", as_text(columns))
+        object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
 
     def network(self) -> nn.Module:
         """Features (N, F) -> logits (N, classes)."""
