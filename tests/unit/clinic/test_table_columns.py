@@ -15,6 +15,7 @@ from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.table_columns import features_of, names_of, read_columns
 from fairflare.clinic.table_fingerprint import SILENT, TableFingerprint
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.findings import CODES
 
 HEADER = "icd,smoker,in,out,crp,label"
 ROWS = [
@@ -227,3 +228,28 @@ def test_no_option_is_what_flare_takes_for_a_variable(tmp_path):
         "std": [1.0],
     }
     assert tasks.load("tabular", columns="{}").columns == ""
+
+
+def test_what_is_wrong_with_a_table_may_leave_the_site_as_a_code(tmp_path):
+    """A code that is not on the list of those that may leave would be blamed on the filter in place of the table."""
+    faults = {
+        "column": "a,a,label\n1,2,0\n",
+        "unreadable": "a,label\n1,2,3\n",
+        "number": "a,label\n" + "1e308,0\n" * 12,
+    }
+    for code, content in faults.items():
+        (tmp_path / "a.csv").write_text(content)
+        task = tasks.load("tabular", datalists=str(tmp_path), site_names="a", features="a")
+        with pytest.raises(DataError) as error:
+            task.site_data("a")
+        assert error.value.code == code and code in CODES
+
+
+def test_a_long_cell_is_not_printed_whole(tmp_path):
+    long = "x" * 30_000
+    for row, said in ((f"1,{long},train", "label: expected 0, 1, got 'xxx"), (f"1,0,{long}", "split: expected train")):
+        (tmp_path / "a.csv").write_text("a,label,split\n" + f"{row}\n" + "1,0,train\n1,1,test\n" * 12)
+        task = tasks.load("tabular", datalists=str(tmp_path), site_names="a", features="a")
+        with pytest.raises(DataError) as error:
+            task.site_data("a")
+        assert said in str(error.value) and len(str(error.value)) < 250

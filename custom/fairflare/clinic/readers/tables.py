@@ -85,7 +85,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         if not path.stat().st_size:
-            raise _refused(path, "empty", "expected a table, got an empty file")
+            raise _refused(path, "unreadable", "expected a table, got an empty file")
         return _table(path, _excel_rows(path) if path.suffix.lower() in EXCEL else _text_rows(path))
     except OSError as error:
         raise _refused(path, "unreadable", f"cannot be read ({error.strerror})") from None
@@ -125,18 +125,18 @@ def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str]
         row = [cell.strip() for cell in cells]
         if len(row) > len(names) and any(row[len(names) :]):
             text = f"{place}: expected {len(names)} cells, as the header has, got {len(row)}"
-            raise _refused(path, "cells", text)
+            raise _refused(path, "unreadable", text)
         longest = max(map(len, row), default=0)
         if longest > LONGEST_CELL:
             at = next(k for k, cell in enumerate(row) if len(cell) == longest)
             text = (
                 f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters, got {longest:,}"
             )
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
         if any(row):
             found.append((row + [""] * (len(names) - len(row)))[: len(names)])
     if not names:
-        raise _refused(path, "empty", "expected a table, got an empty file")
+        raise _refused(path, "unreadable", "expected a table, got an empty file")
     kept = [k for k, name in enumerate(names) if name or any(row[k] for row in found)]
     if len(kept) < len(names):
         found = [[row[k] for k in kept] for row in found]
@@ -153,16 +153,16 @@ def _names(path: Path, cells: Sequence[str]) -> list[str]:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if len(names) > MOST_COLUMNS:
-        raise _refused(path, "columns", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
+        raise _refused(path, "column", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
     if not any(names):
-        raise _refused(path, "empty", "expected column names in the first row, got none")
+        raise _refused(path, "unreadable", "expected column names in the first row, got none")
     long = next((name for name in names if len(name) > LONGEST_CELL), None)
     if long is not None:
         text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {len(long):,}"
-        raise _refused(path, "long_cell", text)
+        raise _refused(path, "unreadable", text)
     twice = next((name for name, n in Counter(names).items() if name and n > 1), None)
     if twice is not None:
-        raise _refused(path, "twice", f"expected every column once, got {shown(twice)} twice")
+        raise _refused(path, "column", f"expected every column once, got {shown(twice)} twice")
 
 
 def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -192,7 +192,7 @@ def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
     except csv.Error as error:
         if "field limit" in str(error):
             text = f"line {reader.line_num}: expected cells of at most {LONGEST_CELL:,} characters, got a longer one"
-            raise _refused(path, "long_cell", text) from None
+            raise _refused(path, "unreadable", text) from None
         text = f"line {reader.line_num}: cannot be read as CSV: a quotation mark is not closed, or text follows one"
         raise _refused(path, "unreadable", text) from None
 
@@ -205,7 +205,7 @@ def _lines(path: Path, file: Any) -> Iterator[str]:
             return
         if len(line) == LONGEST_LINE:
             text = f"line {n}: expected cells of at most {LONGEST_CELL:,} characters, got a line of over {len(line):,}"
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
         yield line
 
 
@@ -304,7 +304,9 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
 
     try:
         if zipfile.is_zipfile(path) and sum(one.file_size for one in zipfile.ZipFile(path).infolist()) > LARGEST_EXCEL:
-            raise _refused(path, "large", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked")
+            raise _refused(
+                path, "unreadable", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
+            )
         with pd.ExcelFile(path) as book:
             sheets = {str(name): _sheet(book, name) for name in book.sheet_names}
     except ImportError:
@@ -316,7 +318,9 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     full = [name for name, sheet in sheets.items() if sheet.size]
     if len(full) > 1:
         names = ", ".join(map(shown, full))
-        raise _refused(path, "sheets", f"expected one sheet with cells, got {names}: save the one that counts alone")
+        raise _refused(
+            path, "unreadable", f"expected one sheet with cells, got {names}: save the one that counts alone"
+        )
     for name in full:
         for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
             yield f"row {row}", [as_cell(cell) for cell in cells]
@@ -349,5 +353,5 @@ def _parquet(path: Path) -> pd.DataFrame:
         longest = table[name].str.len().max() if len(table) else 0
         if longest > LONGEST_CELL:
             text = f"{shown(name)}: expected cells of at most {LONGEST_CELL:,} characters, got one of {longest:,}"
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
     return table

@@ -31,9 +31,10 @@ from fairflare.clinic.table_columns import (
 from fairflare.clinic.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import some
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.core.validation import Names, Text
+from fairflare.core.validation import Names, Text, shown
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -215,7 +216,7 @@ class Tabular(OwnData):
         table = read_table(path)
         for name in (self.label, *self._needed(), *self.attributes):
             if name not in table.columns:
-                known = ", ".join(map(str, table.columns))
+                known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
         table = table[table[self.label] != ""]
         if len(table) < FEWEST:
@@ -229,7 +230,7 @@ class Tabular(OwnData):
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
-                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {strange[0]!r}"
+                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
                 raise DataError("split", text)
             return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
@@ -243,7 +244,7 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):
             if cell not in place:
-                text = f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}"
+                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
                 raise DataError("label", text)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
