@@ -22,6 +22,7 @@ from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.planning import AGAIN, EFFORTS, Choice, cautions, plan
 from fairflare.clinic.table_columns import as_text, filled, names_of, read_columns, without_levels
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import bare, owner_of
@@ -165,6 +166,8 @@ def fingerprints(task: OwnData, min_count: int | None = LEAST) -> dict[str, Fing
     for site in task.sites():
         one = fingerprint(task, site, None, min_count)
         if one is None:
+            if isinstance(task, Tabular) and task.lacks_levels:
+                task.fingerprint(task.located(site, None), min_count)  # says why, as nothing later can
             return {}  # preflight refuses the run, and says why
         found[site] = one
     return found

@@ -158,6 +158,11 @@ def open_levels(columns: Known) -> str:
     return next((name for name, one in columns.items() if one.kind == "category" and one.levels is None), "")
 
 
+def as_scaling(scaling: Scaling) -> str:
+    """The option ``scaling``; not in a single pair of braces, which FLARE takes for the name of a variable."""
+    return json.dumps({**scaling.to_json(), "of": {"numbers": len(scaling.mean)}})
+
+
 def read_scaling(text: str, n: int) -> Scaling | None:
     """The option ``scaling`` of ``n`` numbers; None where each site scales by its own rows; UserError for any other."""
     if not n:

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from fairflare.clinic.inputs import Scaling
 from fairflare.clinic.readers.table_features import LONGEST_VALUE, Columns, parsed, plain, stacked
 from fairflare.clinic.table_columns import (
     MOST_LEVELS,
     Column,
     Known,
+    as_scaling,
     as_text,
     features_of,
     read_columns,
@@ -72,7 +75,10 @@ class TableFingerprint:
         if not isinstance(content, Mapping) or set(content) != KEYS:
             raise UserError(f"{what}: expected the keys {', '.join(sorted(KEYS))}")
         features = _texts(f"{what}: features", content["features"])
-        columns = read_columns(json.dumps(content["columns"]), features)
+        try:
+            columns = read_columns(json.dumps(content["columns"]), features)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
         numbers, levels = content["numbers"], content["levels"]
         if not isinstance(numbers, Mapping) or not isinstance(levels, Mapping):
             raise UserError(f"{what}: expected numbers and levels of columns")
@@ -178,7 +184,7 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
         if other.features != one.features or dict(other.columns) != dict(one.columns):
             odd = sorted(set(other.features) ^ set(one.features)) or ["their order, or how columns are read"]
             raise UserError(f"plan: expected the same features at {first} and {site}; they differ in {some(odd, 3)}")
-    found = []
+    found, sites = [], _count(len(tables), "site", "sites")
     if any(column.kind == "category" for column in one.columns.values()):
         columns = {
             name: Column("category", _levels(name, tables), missing=column.missing)
@@ -187,14 +193,15 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
             for name, column in one.columns.items()
         }
         n = sum(column.kind == "category" for column in columns.values())
-        found.append(("task.columns", as_text(columns), f"the levels of {_count(n, 'category', 'categories')}"))
+        reason = f"the levels of {_count(n, 'category', 'categories')} at {sites}"
+        found.append(("task.columns", as_text(columns), reason))
     scaled, _ = features_of(one.features, one.columns)
     if scaled:
         means, stds = zip(*(_pooled(feature.column, tables) for feature in scaled))
-        content = {"fill": list(means), "mean": list(means), "std": list(stds)}
-        reason = f"mean and spread of {_count(len(scaled), 'number', 'numbers')} over the training rows of all sites"
-        found.append(("task.scaling", json.dumps(content), reason))
-    return [(name, value, f"{reason}, {_count(len(tables), 'site', 'sites')}") for name, value, reason in found]
+        centre, spread = (torch.tensor(values, dtype=torch.float64) for values in (means, stds))
+        reason = f"mean and spread of {_count(len(scaled), 'number', 'numbers')} over the training rows of {sites}"
+        found.append(("task.scaling", as_scaling(Scaling(centre, centre, spread)), reason))
+    return found
 
 
 def table_cautions(tables: Mapping[str, TableFingerprint]) -> list[str]:

@@ -129,7 +129,7 @@ def as_words(file: str, name: str, cells: Sequence[str], known: Collection[float
     for i, cell in enumerate(found):
         if cell and cell not in known:
             some = ", ".join(sorted(map(str, known))[:8])
-            raise DataError("word", f"table {file}: row {i}: {name}: expected one of {some}, got {shown(cell)}")
+            raise DataError("number", f"table {file}: row {i}: {name}: expected one of {some}, got {shown(cell)}")
     return np.array(found, "U")
 
 
@@ -142,7 +142,7 @@ def as_days(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
                 found[i] = _days(cell)
             except ValueError:
                 text = f"table {file}: row {i}: {name}: expected a date as YYYY-MM-DD, got {shown(cell)}"
-                raise DataError("date", text) from None
+                raise DataError("number", text) from None
     return found
 
 

@@ -18,13 +18,23 @@ from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.table_columns import Column, features_of, names_of, open_levels, read_columns, read_scaling
+from fairflare.clinic.table_columns import (
+    Column,
+    as_scaling,
+    as_text,
+    features_of,
+    names_of,
+    open_levels,
+    read_columns,
+    read_scaling,
+)
 from fairflare.clinic.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import some
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.core.validation import Names, Text
+from fairflare.core.validation import Names, Text, shown
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -100,8 +110,12 @@ class Tabular(OwnData):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
         expect("features", self.label not in self._features(), f"no {self.label!r}, which is the label", self.features)
-        numbers, _ = features_of(self._features(), self._read_columns())
-        read_scaling(self.scaling, len(numbers))
+        columns = self._read_columns()
+        numbers, _ = features_of(self._features(), columns)
+        scaling = read_scaling(self.scaling, len(numbers))
+        # One way to write each, so that a run is the same however its options were spelled.
+        object.__setattr__(self, "columns", as_text(columns))
+        object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
 
     def network(self) -> nn.Module:
         """Features (N, F) -> logits (N, classes)."""
@@ -128,6 +142,11 @@ class Tabular(OwnData):
     def table_inputs(self) -> TableInputs | None:
         """The columns of ``features``; none where ``build_data`` makes the inputs."""
         return None if self.build_data else self._inputs()
+
+    @property
+    def lacks_levels(self) -> bool:
+        """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
+        return bool(open_levels(self._read_columns()))
 
     def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
         """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
@@ -197,7 +216,7 @@ class Tabular(OwnData):
         table = read_table(path)
         for name in (self.label, *self._needed(), *self.attributes):
             if name not in table.columns:
-                known = ", ".join(map(str, table.columns))
+                known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
         table = table[table[self.label] != ""]
         if len(table) < FEWEST:
@@ -211,7 +230,7 @@ class Tabular(OwnData):
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
-                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {strange[0]!r}"
+                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
                 raise DataError("split", text)
             return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
@@ -225,7 +244,7 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):
             if cell not in place:
-                text = f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}"
+                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
                 raise DataError("label", text)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
