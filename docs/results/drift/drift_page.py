@@ -18,13 +18,11 @@ TITLES = {
     "heart": "Heart disease: four hospitals, 920 patients (`heart:full`)",
     "support2": "SUPPORT2: four disease classes as sites (`support2:default`)",
     "ist": "International Stroke Trial: 17 countries (`ist:countries`)",
-    "heart-flamby": "Heart disease by FLamby's features: four hospitals, 740 patients (`heart:flamby`)",
 }
 PRESETS = {
     "heart": "a new Adam in each round, learning rate .005, batches of 8, one epoch, 40 rounds",
     "support2": "a new Adam in each round, learning rate .003, batches of 64, one epoch, 20 rounds; 64 hidden units",
     "ist": "SGD, learning rate .02, momentum .9 that starts at zero in each round, batches of 32, one epoch, 30 rounds",
-    "heart-flamby": "SGD, learning rate .001, batches of 4, 100 steps in each of 15 rounds",
 }
 MARKS = {"better": " +", "worse": " −", tables.CANNOT: ""}
 SHOWN = ("preset", "fedavg", "sgd", "scaffold", "whole", "fedavg+intercept", "whole+intercept", "whole-adjusted+shares")
@@ -43,7 +41,7 @@ sites: gain / cannot be told / lose, and in brackets those that gain and that lo
 sites together (Bonferroni).
 
 ```
-python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist,heart-flamby   # goes on with what is missing
+python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist   # goes on with what is missing
 python docs/results/drift/drift_tables.py FOLDER      # values.csv, differences.csv, joining.csv
 python docs/results/drift/drift_page.py               # this page
 ```

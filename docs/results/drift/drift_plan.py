@@ -16,6 +16,9 @@ Every arm whose learning rate is chosen has three candidates and one beyond the 
 last. The least Brier score on validation patients decides, a mean over sites and over deals that are not reported. The
 preset's own settings are one arm more, for which nothing is chosen.
 
+Changed after the results of heart and SUPPORT2 and before those of the trial, for want of computing time: six more
+arms are left out on the trial (``NOT_AFFORDED``; "kept" always was), and so is the task ``heart:flamby``.
+
 The natural split of ``heart:full``, which the study and the demo use, is run once for each arm with what was chosen.
 """
 
@@ -103,13 +106,14 @@ ARMS = (
     Arm("whole-adjusted+shares", "FedAvg, one full-batch step, logit-adjusted loss, own shares added again",
         of="whole-adjusted", after="shares"),
 )  # fmt: skip
-FEW = ("kept", "sgd-4", "sgd-1", "adjusted", "whole-adjusted", "adjusted+shares", "whole-adjusted+shares")
-"""Not run by FLamby's features, where only the main arms are."""
+NOT_AFFORDED = (
+    "kept", "sgd-4", "sgd-1", "adjusted", "whole-adjusted", "adjusted+shares", "whole-adjusted+shares"
+)  # fmt: skip
+"""Of the 17 countries, whose runs take longest."""
 TASKS = (
     Measured("heart", "heart:full", 40, {"preset": 0.005, "local": 0.05, "whole": 1.0}, 20, 2),
     Measured("support2", "support2:default", 20, {"preset": 0.003, "local": 0.1, "whole": 1.0}, 10, 1),
-    Measured("ist", "ist:countries", 30, {"preset": 0.02, "local": 0.2, "whole": 1.0}, 6, 1, ("kept",)),
-    Measured("heart-flamby", "heart:flamby", 15, {"preset": 0.001, "local": 0.05, "whole": 1.0}, 10, 1, FEW),
+    Measured("ist", "ist:countries", 30, {"preset": 0.02, "local": 0.2, "whole": 1.0}, 6, 1, NOT_AFFORDED),
 )
 NATURAL = Measured("heart-natural", "heart:full", 40, TASKS[0].rates, 1, 0)
 """The split of the study and of the demo, seed 0, with what was chosen for ``heart``."""

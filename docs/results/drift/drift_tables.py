@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.folder:
         found = [line for task in (*plan.TASKS, plan.NATURAL) for line in scored(task, options.folder)]
-        header = ["task", "arm", "deal", "site", "n_train", "n", "positives", *HIGHER]
+        header = ["task", "deal", "site", "n_train", "n", "positives", "metric", *(arm.key for arm in plan.ARMS)]
         write(VALUES, [header, *found])
     rows, joined = compared()
     write(DIFFERENCES, rows)
@@ -65,32 +65,36 @@ def main() -> None:
 
 
 def scored(task: plan.Measured, folder: Path) -> list[list[Any]]:
-    """A line of ``values.csv`` per arm, deal and site of the arms that are complete."""
-    lines = []
+    """A line of ``values.csv`` per deal, site and metric, with a column per arm, "" where it is not complete."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
     for arm in plan.arms(task):
         files = [folder / task.key / "predictions" / f"{arm.key}-deal{deal}.npz" for deal in range(task.deals)]
-        if not all(file.is_file() for file in files):
-            continue
-        for deal, file in enumerate(files):
+        for deal, file in enumerate(files if all(file.is_file() for file in files) else []):
             with np.load(file) as kept:
                 for site in dict.fromkeys(name.split("/")[0] for name in kept):
                     z, y = kept[f"{site}/test/z"], kept[f"{site}/test/y"]
-                    lines.append([task.key, arm.key, deal, site, int(kept[f"{site}/train/n"]), *of_site(z, y)])
-    return lines
+                    about = (task.key, deal, site, int(kept[f"{site}/train/n"]), len(y), int(y.sum()))
+                    for metric, value in of_site(z, y).items():
+                        found.setdefault((*about, metric), {})[arm.key] = value
+    return [[*about, *(own.get(arm.key, "") for arm in plan.ARMS)] for about, own in found.items()]
 
 
-def of_site(z: np.ndarray, y: np.ndarray) -> list[Any]:
-    """n, positives, Brier score, accuracy and area under the curve, "" with too few of a class."""
+def of_site(z: np.ndarray, y: np.ndarray) -> dict[str, str]:
+    """Brier score, accuracy and area under the curve, "" with too few patients of a class."""
     enough = min(np.bincount(y, minlength=2)) >= LEAST
-    auc = f"{roc_auc_score(y, z):.5f}" if enough else ""
-    return [len(y), int(y.sum()), f"{answers.squared(z, y).mean():.5f}", f"{answers.correct(z, y).mean():.5f}", auc]
+    brier, accuracy = float(answers.squared(z, y).mean()), float(answers.correct(z, y).mean())
+    return {
+        "brier": f"{brier:.5f}", "accuracy": f"{accuracy:.5f}", "auc": f"{roc_auc_score(y, z):.5f}" if enough else ""
+    }  # fmt: skip
 
 
 def values(task: str, metric: str) -> Table:
     """One metric of every arm of a task: of sites that have it with every deal, their mean and the worst of them."""
     cells: dict[str, dict[str, list[float]]] = {}
-    for row in (row for row in read(VALUES) if row["task"] == task):
-        cells.setdefault(row["arm"], {}).setdefault(row["site"], []).append(float(row[metric] or "nan"))
+    rows = [row for row in read(VALUES) if (row["task"], row["metric"]) == (task, metric)]
+    for arm in (arm.key for arm in plan.ARMS if any(row[arm.key] for row in rows)):
+        for row in rows:
+            cells.setdefault(arm, {}).setdefault(row["site"], []).append(float(row[arm] or "nan"))
     found: Table = {}
     for arm, sites in cells.items():
         own = {site: np.array(of) for site, of in sites.items() if np.isfinite(of).all()}
@@ -103,7 +107,7 @@ def values(task: str, metric: str) -> Table:
 
 def ratio(task: str) -> float:
     """Test patients per training patient."""
-    rows = [row for row in read(VALUES) if row["task"] == task and row["arm"] == "solo"]
+    rows = [row for row in read(VALUES) if (row["task"], row["metric"]) == (task, "brier")]
     return sum(int(row["n"]) for row in rows) / sum(int(row["n_train"]) for row in rows)
 
 
@@ -139,7 +143,7 @@ def compared() -> tuple[list[list[Any]], list[list[Any]]]:
             sites = [over for over in table["solo"] if over not in ("mean", "worst")]
             alone = sites if metric == "brier" or (metric == "accuracy" and len(sites) < 5) else []
             for versus in (versus for versus in plan.VERSUS if versus in table):
-                overs = [*(["mean"] if metric == "auc" else ["mean", "worst"]), *(alone if "solo" in versus else [])]
+                overs = [*(["mean"] if metric == "auc" else ["mean", "worst"]), *(alone if versus == "solo" else [])]
                 for arm in (arm for arm in table if arm != versus):
                     told = [line_of(table, arm, versus, over, HIGHER[metric], share, len(sites)) for over in overs]
                     rows += [[task.key, arm, versus, over, metric, *line] for over, line in zip(overs, told)]
