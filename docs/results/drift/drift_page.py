@@ -33,12 +33,12 @@ drift. One full-batch SGD step per round has none: averaging the sites' models b
 gradient descent on the mean loss of all patients. What a site loses beyond that comes from local training. What it
 still loses with it is the price of one model for all.
 
-[`drift_plan.py`](drift_plan.py) was committed before the runs and says what was changed later. Primary endpoint: the Brier score at the worst site;
-and, per site, the Brier score minus that of the site's own model. Each deal shares each site's patients out anew.
-Square brackets hold the 95 % interval over deals, widened because deals share patients; it covers other patients of
-the same sites. "+" is better and "−" is worse, by the interval. A negative difference of Brier scores is a gain. In
-the column of sites: gain / cannot be told / lose, and in brackets those that gain and that lose by intervals that
-hold for all sites together (Bonferroni).
+[`drift_plan.py`](drift_plan.py) was committed before the runs and says what was changed later. Primary endpoint:
+the Brier score at the worst site; and, per site, the Brier score minus that of the site's own model. Each deal
+shares each site's patients out anew. Square brackets hold the 95 % interval over deals, widened because deals share
+patients; it covers other patients of the same sites. "+" is better and "−" is worse, by the interval. A negative
+difference of Brier scores is a gain. In the column of sites: gain / cannot be told / lose, and in brackets those
+that gain and that lose by intervals that hold for all sites together (Bonferroni).
 
 ```
 python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist   # goes on with what is missing
