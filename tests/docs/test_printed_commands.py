@@ -55,6 +55,7 @@ ELSEWHERE = {
     r"python docs/write_catalogue.py": "tests/unit/test_catalogue.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",
+    r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
     r"python docs/results/recalibration.py": "tests/docs/test_results.py::test_recalibration_is_measured_at_toy_size",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
     r"fairflare paper \S+": "tests/unit/papers/test_paper_command.py",
@@ -197,9 +198,10 @@ def test_every_pattern_is_printed_somewhere():
 
 def test_make_runs_what_it_says():
     makefile = (ROOT / "Makefile").read_text()
-    assert re.search(
-        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \S+ --task heart:full .*--solo --env sim ", makefile, re.M
+    demo = (
+        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \$\(NO_DRIFT\) ditto --task heart:full .*--solo --env sim "
     )
+    assert re.search(demo, makefile, re.M)
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)
     assert re.search(r"^test: .*\n(\t.*\n)*\t@\$\(BIN\)/python -m pytest", makefile, re.M)
     assert "make test" in (ROOT / ".ci" / "run").read_text()
