@@ -6,18 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from fairflare.app.console import say
 from fairflare.app.terminal import out
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.federation.files import BEST, MODEL
 from fairflare.federation.state import save_json, save_text
 from fairflare.inference.whole import whole_folder
-from fairflare.report.external import PAGE, RESULT, lines, render
+from fairflare.report.external import PAGE, RESULT, evaluation, lines, render
 from fairflare.report.metrics import label
 from fairflare.report.values import ends, signed, text
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+    from fairflare.inference.opened import Opened
 
 KIND = "evaluation"
 CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope", "brier": "Brier score"}
@@ -79,3 +85,63 @@ def _sentences(site: Json, content: Json) -> list[str]:
     if site["recalibration"]:
         said.append(site["recalibration"]["words"])
     return said
+
+
+def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any], which: str) -> RunConfig:
+    """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
+
+    Args:
+        opened: the run.
+        sites: their names, separated by commas; empty: those of ``data``, or of a task that brings its data.
+        data: a folder with the lists of all of them on this machine; None: each has its own.
+        asked: group_by and min_count.
+        which: of the run's models, "final" or "best".
+
+    Raises:
+        UserError: the run's model is not one for all sites, or nobody says which sites.
+    """
+    from fairflare.build.external import evaluation_of
+    from fairflare.build.initial import named
+    from fairflare.clinic.kinds.own import OwnData, folder_of_lists
+    from fairflare.inference.hospitals import hospitals, refuse_trained
+
+    if opened.parts.personal:
+        raise UserError(f"{opened.config.method}: sites keep a part of the model, so that nobody else can evaluate it")
+    names = [name for name in (part.strip() for part in sites.split(",")) if name]
+    lists = ""
+    if data is not None:
+        found = hospitals(opened, data)
+        refuse_trained(opened, found)
+        names, lists = names or list(found), str(folder_of_lists(data).resolve())
+    if isinstance(opened.task, OwnData):
+        if not names:
+            raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
+        trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
+        if data is None and (both := [name for name in names if name.lower() in trained]):
+            raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
+    weights = named(opened.folder / (BEST if which == "best" else MODEL))
+    return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
+
+
+def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too.
+
+    Raises:
+        RunFailed: no site has answered, or another model was evaluated.
+    """
+    from fairflare.inference.external import ALL, about_evaluation
+    from fairflare.report.write import read_run
+
+    described, entries = read_run(folder)
+    last = next((entry for entry in reversed(entries) if entry["event"] == "evaluation"), None)
+    if last is None or not last["sites"]:
+        why = "; ".join(
+            f"{site}: {one['detail'] or one['code']}" for site, one in (last or {}).get("rejected", {}).items()
+        )
+        raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
+    if last["model_sha256"] != opened.model_sha256:
+        raise RunFailed("another model was evaluated than the run's")
+    about = {**described["about"], **about_evaluation(opened, config, ALL), "rejected": last["rejected"]}
+    content = evaluation(about, last["sites"])
+    write(content, folder)
+    return content

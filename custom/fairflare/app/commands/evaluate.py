@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.app.commands.predict import code_option, site_files_option, which_option
-from fairflare.app.options import PATH, as_json
+from fairflare.app.options import PATH, as_json, run_options
+from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+    from fairflare.inference.opened import Opened
 
 SPLITS = ("all", "test", "val")
 REFIT = ("intercept", "slope")
@@ -17,7 +22,7 @@ REFIT = ("intercept", "slope")
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.argument("data", type=PATH)
+@click.argument("data", type=PATH, required=False)
 @click.option("--name", default="", metavar="NAME", help="What the hospital is called, or which of several is meant.")
 @click.option(
     "--split",
@@ -41,12 +46,15 @@ REFIT = ("intercept", "slope")
 @which_option
 @site_files_option
 @code_option
+@click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
+@click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
+@run_options
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN/evaluation-NAME by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds an earlier evaluation.")
 @as_json
 def evaluate(
     run: Path,
-    data: Path,
+    data: Path | None,
     name: str,
     split: str,
     label: str,
@@ -58,6 +66,10 @@ def evaluate(
     which: str,
     site_files: Path | None,
     code: tuple[Path, ...],
+    sites: str,
+    job: Path | None,
+    env: str,
+    deployment: dict[str, Any] | None,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -66,9 +78,13 @@ def evaluate(
 
     DATA is a folder that `fairflare init` has written lists for, a folder of lists, one hospital's configuration, one
     list, or one table with the label. Discrimination, calibration and groups of patients, with intervals, go to
-    DIR/evaluation.json and DIR/evaluation.html. docs/using-a-model.md
+    DIR/evaluation.json and DIR/evaluation.html.
+
+    With --env poc or prod, or as the job that --export writes, the model goes to --sites A,B, which hold DATA of their
+    own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
     """
     from fairflare.app import console, evaluation
+    from fairflare.app.folders import EVALUATION
     from fairflare.core import user_code
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
@@ -79,17 +95,56 @@ def evaluate(
     with console.busy("reading the run"):
         opened = open_run(run, which=which, plain=True)
         other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+    if job or env != "local":
+        choices = {"name": name, "split": split != ALL, "label": label, "own": own, "recalibrate": recalibrate}
+        if given := [key for key, value in choices.items() if value]:
+            raise UserError(f"--{given[0]}: is for data in this process, not for a job")
+        if data is None and env == "sim":
+            raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
+        asked_of = {"group_by": group_by, "min_count": min_count}
+        config = evaluation.job_config(opened, sites, data, asked_of, which)
+        _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
+        return
+    if data is None:
+        raise UserError("DATA: expected a hospital's labelled data")
     found = hospitals(opened, data, name)
     if split == ALL:
         refuse_trained(opened, found)
     asked = Asked(split, label, group_by, min_count, recalibrate or "", other)
-    folder = out or run / f"evaluation-{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
+    folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
     with evaluation.whole(folder, force) as scratch, console.busy("evaluating"):
         content, remarks = evaluated(opened, found, asked)
         evaluation.write(content, scratch)
     for line in remarks:
         console.note(line)
     _told(content, folder, as_json)
+
+
+def _run_job(
+    opened: Opened,
+    config: RunConfig,
+    job: Path | None,
+    env: str,
+    deployment: dict[str, Any] | None,
+    folder: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the job, or run it and tell what came of it."""
+    from fairflare.app import console, evaluation
+    from fairflare.app.deployment import execute_deployed
+    from fairflare.app.job_folders import export_job
+    from fairflare.app.runs import execute
+
+    if job is not None:
+        export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)
+        console.say(f"job folder: {job}\nsubmit it:  nvflare job submit -j {job}")
+        return
+    if deployment:
+        execute_deployed(config, folder, force=force, **deployment)
+    else:
+        execute(config, folder, env=env, force=force)
+    _told(evaluation.of_job(opened, config, folder), folder, as_json)
 
 
 def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
