@@ -104,13 +104,13 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     numbers, plain = table.features(path.name, columns)
     scaling = scaling or table.fixed or Scaling.of(numbers)
     inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
-    known = table.attributes(columns)
-    attributes = {name: list(known.get(name, [""] * len(cells))) for name in task.attributes}
+    given = table.attributes(columns)
+    attributes = {key: list(given.get(key, [""] * len(cells))) for key in task.attributes}
     test = Split(inputs, _classes(task, path.name, label, columns[label]), attributes)
     nothing = Split(inputs[:0], test.targets[:0], {name: () for name in attributes})
     made = Labelled.of({"train": nothing, "val": nothing, "test": test}, len(task.classes))
     made.scaling = scaling
-    made.patients = next((columns[name] for name in PATIENTS if name in columns), ())
+    made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
 
 

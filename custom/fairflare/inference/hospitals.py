@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.clinic.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
+from fairflare.clinic.readers.datalist import read_lists
 from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core.errors import UserError
@@ -87,8 +88,26 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
     if (kind == "tabular") != tables or (kind == "segmentation") == opened.task.class_labels:
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
-    if theirs and sorted(theirs) != sorted(ours) and not getattr(opened.task, "numbered", False):
+    named = not getattr(opened.task, "numbered", False)
+    same = theirs == ours if kind == "segmentation" or not named else set(theirs) <= set(ours)
+    if theirs and not same and (named or len(theirs) != len(ours)):
         raise UserError(f"{data}: classes: expected {_some(ours)}, as the run has them, got {_some(theirs)}")
+    values, own = (options.get("mask_values") or "" for options in (described["options"], opened.config.options))
+    if kind == "segmentation" and values != own:
+        raise UserError(f"{data}: mask_values: expected {shown(own)}, as the run has them, got {shown(values)}")
+    if kind == "classification" and named and theirs and theirs != ours:
+        _refuse_numbers(data)
+
+
+def _refuse_numbers(data: Path) -> None:
+    """Raise UserError where a list says classes by numbers, which count other classes than the run's."""
+    folder = folder_of_lists(data)
+    for site in sites_in(folder, LISTS):
+        path = next(p for p in (folder / f"{prefix}{site}.json" for prefix in ("", PREFIX)) if p.is_file())
+        entries = [entry for part in read_lists(path).values() for entry in part if isinstance(entry, dict)]
+        if any(type(entry.get("label")) is int for entry in entries):
+            text = "expected classes by name, since their numbers are other classes' in the run"
+            raise UserError(f"{path.name}: label: {text}, got a number")
 
 
 def _some(names: list[str]) -> str:

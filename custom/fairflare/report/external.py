@@ -36,13 +36,13 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
     """
     more = {"own": None, "recalibration": None}
     shown = {name: {**of_site(found, about), **more, **(beside or {}).get(name, {})} for name, found in sites.items()}
-    kept = ("headline", "classes", "real", "title", "metrics", "group_metric", "clinical", "model")
-    kept += ("min_count", "level", "split", "by")
+    kept = ("headline", "classes", "real", "title", "metrics", "group_metric", "clinical")
+    kept_too = ("model", "min_count", "level", "split", "by")
     return dict(
         json_value(
             {
                 "format": FORMAT,
-                **{key: about[key] for key in kept if key in about},
+                **{key: about[key] for key in (*kept, *kept_too) if key in about},
                 "sites": {name: shown[name] for name in in_order(shown)},
                 "rejected": about.get("rejected") or {},
             }
