@@ -117,8 +117,8 @@ def test_of_two_classes_it_says_whose_risk_is_reported(tmp_path):
         shown = lines(root, proposal, contents(root, proposal.found, False))
         return [line for line in shown if line.startswith("risk:")]
 
-    assert risk() == ["risk:     of lived, the second class (--classes lived,died: of the other)"]
-    assert risk("lived", "died") == ["risk:     of died, the second class (--classes died,lived: of the other)"]
+    assert risk() == ["risk:       of lived, the second class (--classes lived,died: of the other)"]
+    assert risk("lived", "died") == ["risk:       of died, the second class (--classes died,lived: of the other)"]
 
 
 @pytest.mark.parametrize("layout", ["table of images", "tables"])
@@ -142,7 +142,12 @@ def test_what_is_written_is_what_is_shown_and_nothing_else_changes(layout, tmp_p
     assert {p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()} == set(files)
     assert {path.parent for path in root.rglob(".*")} == set()
     suffix = ".csv" if layout == "tables" else ".json"
-    assert set(files) == {"dataset.json", *(f"{s}{suffix}" for s in SITES), *(f"sites/{s}.yaml" for s in SITES)}
+    assert set(files) == {
+        "dataset.json",
+        "preview.html",
+        *(f"{s}{suffix}" for s in SITES),
+        *(f"sites/{s}.yaml" for s in SITES),
+    }
     own = yaml.safe_load(files["sites/site-2.yaml"])
     assert own == {"data_root": str(root.resolve()), "datalist": f"fairflare/site-2{suffix}", "min_count": 10}
     with pytest.raises(UserError, match="fairflare exists; remove it"):
@@ -153,11 +158,12 @@ def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
     root = WRITERS["tables"](tmp_path / "data")
     files = contents(root, look(root, Choices()).found, False)
     head, *rows = files["site-1.csv"].splitlines()
-    assert head == "outcome,x,age,age_band,sex,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
+    assert head == "outcome,x,age,sex,age_band,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
     options = json.loads(files["dataset.json"])["options"]
     assert options == {
         "label": "outcome",
-        "features": "x,age",
+        "features": "x,age,sex",
+        "columns": '{"sex": {"kind": "category", "levels": ["f", "m"]}}',
         "attribute_values": "age_band=40 to 59|60 to 79|under 40; sex=f|m",
     }
 
@@ -179,7 +185,9 @@ def test_splits_of_the_folder_stand_and_a_patient_in_two_is_refused(tmp_path):
         for i, case in enumerate(own)
     ]
     five_layouts.write_rows(root / "all.csv", rows)
-    with pytest.raises(UserError, match="init: site-1: 8 patients are in two splits; --new-splits draws them anew"):
+    with pytest.raises(
+        UserError, match="site-1: 8 patients are in two splits, by column patient; --new-splits draws them"
+    ):
         look(root, Choices())
     assert look(root, Choices(new_splits=True)).splits == ("drawn by patient at site-1, site-2, site-10",)
 
@@ -283,16 +291,22 @@ def torn(root):
 BAD = {
     "empty": (empty, "holds no image that can be read, no table and no datalist"),
     "unlabelled": (unlabelled, "9 images and nothing that says their labels; expected a folder for each class"),
-    "sites": (only_sites, "the folders site-1, site-10, site-2 are sites, and nothing says the labels"),
-    "volumes": (volumes, "array of shape .*; volumes are to be cut into slices first"),
+    "sites": (only_sites, "the folders site-1, site-2, site-10 are sites, and nothing says the labels"),
+    "volumes": (
+        volumes,
+        "5 files hold up to 8 slices, e.g. images/0.nii.gz: expected 2D images; --slices 1",
+    ),
     "smeared": (smeared, "at most 8 whole pixel values beside 0, got 255.*masks kept as JPEG lose their values"),
     "no outcome": (no_outcome, "init: --label COLUMN says which; the table has: age, score"),
-    "many labels": (many_labels, "80 different labels, such as '0.0', are no classes"),
+    "many labels": (
+        many_labels,
+        "outcome: expected classes, got 80 different numbers from 0 to 11.2857: a number",
+    ),
     "two spellings": (two_spellings, "sites 'North' and 'north' differ by upper and lower case alone"),
-    "few": (few, "data: expected at least 3 patients or examples to divide, got 2"),
+    "few": (few, "init: s: expected at least 3 patients or examples to divide, got 2"),
     "columns": (other_columns, "b.csv: expected the columns of a.csv; differs in x, y"),
     "torn": (torn, "site-1/case_3_mask.png: cannot be read as an image"),
-    "missing": (lambda root: None, "init: expected a folder, got"),
+    "missing": (lambda root: None, "init: expected a folder, or a table .*, got"),
 }
 
 

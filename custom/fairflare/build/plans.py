@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
-OF_IMAGES = ("task.channels", "task.size", "task.mean", "task.std")
+OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
 SETTINGS = (*OF_IMAGES, "train.batch_size", "train.local_steps", "train.rounds")
 """What a plan may set."""
 
@@ -68,6 +68,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
+    "window": ("mean", "std"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.files import FileSplit
 from fairflare.clinic.readers.geometry import geometry_of
 from fairflare.clinic.tensors import TensorData, as_float
@@ -45,7 +46,7 @@ def _files(train: FileSplit, rows: torch.Tensor) -> dict[str, Any]:
     """Smallest and largest edge, spacing and the numbers of channels of evenly spaced files."""
     places = torch.linspace(0, len(rows) - 1, min(len(rows), MOST_FILES)).round().long()
     images = [getattr(train.items[row], "image", None) for row in rows[places].tolist()]
-    found = [one for path in images if isinstance(path, Path) and (one := geometry_of(path)) is not None]
+    found = [one for path in images if isinstance(path, (Path, Frame)) and (one := geometry_of(path)) is not None]
     if not found:
         return {}
     sizes: dict[str, Any] = {

@@ -20,6 +20,7 @@ from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.kinds.own_images import OwnImages
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Looked, looked_at
+from fairflare.clinic.readers.stored import HIGH, LOW
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
@@ -30,6 +31,10 @@ LOOKED_AT = 64
 """Training images that are read, evenly spaced over the list: medians over more move little, and reading takes time."""
 DIGITS = 3
 """Of what is not counted."""
+LARGEST = 1e6
+"""Size of a number that is not counted."""
+AIR = -1024.0
+"""Hounsfield units below which nothing is measured: scanners fill the corners of their images up with such numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class Fingerprint:
         coloured: whether more than half of the images have colours that differ.
         mean: of each channel on [0, 1], over images; one channel unless coloured.
         std: of the pixels of all images, as mean.
+        window: lowest and highest value, by percentiles over the pixels of all images, of images whose values are
+            measured from a zero that means the same everywhere (Hounsfield units); mean and std are then of the values
+            scaled between these two. None of other images, and where the task names a window.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -53,6 +61,7 @@ class Fingerprint:
     coloured: bool = False
     mean: Annotated[list[float], Entries(3)] | None = None
     std: Annotated[list[float], Entries(3)] | None = None
+    window: Annotated[list[float], Entries(2)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -61,6 +70,10 @@ class Fingerprint:
                 raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise ValueError("std: expected as many numbers as mean has")
+        if (ends := self.window) is not None and not (
+            len(ends) == 2 and -LARGEST <= ends[0] < ends[1] <= LARGEST and self.mean is not None
+        ):
+            raise ValueError(f"window: expected a lower and an upper end beside a mean, got {ends}")
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
@@ -70,12 +83,15 @@ class Fingerprint:
     def from_json(cls, content: Any, site: str) -> Fingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         known = {field.name for field in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) != known:
+        if not isinstance(content, Mapping) or set(content) | {"window"} != known:
             raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
         validation.check_plain(f"fingerprint of {site}", content)
         try:
             return cls(
-                **{name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}") for name in known}
+                **{
+                    name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}")
+                    for name in content
+                }
             )
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None
@@ -97,20 +113,20 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         return None
     if not isinstance(task, OwnImages) or task.build_data:
         return Fingerprint(len(train))
-    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)])
+    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train))
     return _of_images(len(train), looks)
 
 
-def _looks(items: Sequence[Item]) -> list[Looked]:
+def _looks(items: Sequence[Item], window: str) -> list[Looked]:
     """What evenly spaced images are like; one that cannot be read is passed over, preflight names it."""
     spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
     found = []
     for row in sorted(set(spaced.tolist())):
         source = items[row].image
         try:
-            found.append(looked_at(source))
+            found.append(looked_at(source, window))
         except DataError:
             continue
     return found
@@ -123,6 +139,9 @@ def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
     channels = 3 if coloured else 1
     mean = means.mean(0)[:channels]
     std = np.sqrt(np.maximum(squares.mean(0)[:channels] - mean**2, 0))
+    window = None if coloured else _window(looks)
+    if window is not None:
+        mean, std = _between(looks, window)
     spacings = [one.spacing for one in looks if one.spacing is not None]
     return Fingerprint(
         n_train=n_train,
@@ -132,11 +151,32 @@ def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
         coloured=coloured,
         mean=[_rounded(value) for value in mean],
         std=[_rounded(value) for value in std],
+        window=window,
     )
 
 
+def _window(looks: Sequence[Looked]) -> list[float] | None:
+    """Ends that nearly all pixels of all images lie between; None unless more than half of the images are measured."""
+    if sum(one.measured for one in looks) * 2 <= len(looks):
+        return None
+    low, high = np.percentile(_values(looks), (LOW, HIGH))
+    low, high = (float(np.clip(round(float(end), DIGITS), -LARGEST, LARGEST)) for end in (low, high))
+    return [low, high] if low < high else None
+
+
+def _values(looks: Sequence[Looked]) -> np.ndarray:
+    """As many values of each image, from its lowest to its highest."""
+    return np.maximum(np.concatenate([one.quantiles for one in looks]), AIR)
+
+
+def _between(looks: Sequence[Looked], window: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and std, (1,) each, of the values scaled between the ends of ``window``."""
+    scaled = np.clip((_values(looks) - window[0]) / (window[1] - window[0]), 0, 1)
+    return scaled.mean(keepdims=True), scaled.std(keepdims=True)
+
+
 def _rounded(value: float) -> float:
-    return round(min(max(value, 0.0), 1e6), DIGITS) if math.isfinite(value) else 0.0
+    return round(min(max(value, 0.0), LARGEST), DIGITS) if math.isfinite(value) else 0.0
 
 
 def file_name(site: str) -> str:

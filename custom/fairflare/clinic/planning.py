@@ -22,6 +22,8 @@ SMALLEST, LARGEST = 32, 128
 """Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
 LEAST_STD = 0.02
 """On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+OVERLAP = 0.2
+"""Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -88,6 +90,27 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
+    return [*_of_spacing(prints), *_of_values(prints)]
+
+
+def _of_values(prints: Prints) -> list[str]:
+    known = {site: one.window for site, one in prints.items() if one.mean is not None}
+    without = [site for site, window in known.items() if window is None]
+    windows = {site: window for site, window in known.items() if window is not None}
+    if windows and without:
+        text = "values are measured from one zero, as Hounsfield units are"
+        return [f"{text}, at {_some(list(windows))} and not at {_some(without)}: each image there is scaled by itself"]
+    for site, (low, high) in windows.items():
+        for other, (left, right) in windows.items():
+            if min(high, right) - max(low, left) < OVERLAP * (max(high, right) - min(low, left)):
+                return [
+                    f"values lie between {low:g} and {high:g} at {site} and between {left:g} and {right:g} at {other}: "
+                    "they may not be in the same units"
+                ]
+    return []
+
+
+def _of_spacing(prints: Prints) -> list[str]:
     known = {site: one.spacing for site, one in prints.items() if one.spacing}
     if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
         return []
@@ -123,9 +146,12 @@ def _scaling(prints: Prints) -> list[Choice]:
     known = [one for one in prints.values() if one.mean and one.std]
     if not known:
         return []
+    window, chosen = _window(known)
     channels = max(len(one.mean or ()) for one in known)
     means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
     spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
+    if window is not None:
+        means, spreads = _in_window(known, window)
     centre = [_mean(found) for found in means]
     # The spread of the sites' images together: within sites, and of the sites' means.
     whole = [
@@ -134,9 +160,37 @@ def _scaling(prints: Prints) -> list[Choice]:
     ]
     reason = f"of the training images' pixels on [0, 1], {len(known)} sites counting alike"
     return [
+        *chosen,
         Choice("task.mean", _listed(centre), f"mean {reason}"),
         Choice("task.std", _listed([max(value, LEAST_STD) for value in whole]), f"spread {reason}"),
     ]
+
+
+def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, list[Choice]]:
+    """Ends that no site's values lie beyond, rounded outwards; None unless the values of every site are measured."""
+    windows = [one.window for one in known if one.window is not None]
+    if len(windows) < len(known):
+        return None, []
+    low, high = min(window[0] for window in windows), max(window[1] for window in windows)
+    step = 10.0 ** (math.floor(math.log10(high - low)) - 1)
+    low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
+    text = f"{(low + high) / 2:.6g},{high - low:.6g}"
+    reason = (
+        f"the sites' values lie between {low:.6g} and {high:.6g} (Hounsfield units if CT); a narrower one shows more"
+    )
+    return (low, high), [Choice("task.window", text, reason)]
+
+
+def _in_window(
+    known: Sequence[Fingerprint], window: tuple[float, float]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Each site's mean and spread, [[site, ...]] of one channel, once all are scaled by the window that is agreed."""
+    means, spreads, width = [], [], window[1] - window[0]
+    for one in known:
+        low, high = one.window or window
+        means.append((low + _channel(one.mean, 0) * (high - low) - window[0]) / width)
+        spreads.append(_channel(one.std, 0) * (high - low) / width)
+    return [means], [spreads]
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:

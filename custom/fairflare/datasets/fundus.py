@@ -25,7 +25,8 @@ from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect
 from fairflare.clinic.kinds.masks import PAPER, SMALL
 from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import NATURAL, Reader
+from fairflare.clinic.readers.geometry import NATURAL
+from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tasks.segmentation import Segmentation
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive

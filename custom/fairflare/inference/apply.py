@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic.readers.geometry import geometry_of, suffix_of
-from fairflare.clinic.readers.masks import ending, pixel_values, restored, write_mask
+from fairflare.clinic.readers.datalist import Frame
+from fairflare.clinic.readers.geometry import geometry_of, looks_like_image, slices_of
+from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.readers.table_features import Feature, parsed, stacked
 from fairflare.core.validation import as_cell
 from fairflare.inference.modules import Whole
 
-IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
 RESULTS = "predictions.csv"
 
 
@@ -35,16 +35,16 @@ def loaded(network: nn.Module, weights: str, before: nn.Module, after: nn.Module
 class Images:
     """Image files as the network's module takes them."""
 
-    def __init__(self, size: int, channels: int) -> None:
-        self.reader = Reader(size, channels)
+    def __init__(self, size: int, channels: int, window: str = "") -> None:
+        self.reader = Reader(size, channels, window=window)
 
-    def names(self, inputs: str) -> list[Path]:
-        """The images of a folder, by name; or one file."""
+    def names(self, inputs: str) -> list[Path | Frame]:
+        """The images of a folder, by name; or one file. Of a file that holds several slices each one."""
         place = Path(inputs)
-        found = sorted(path for path in place.rglob("*") if suffix_of(path) in IMAGES and path.is_file())
-        return found if place.is_dir() else [place]
+        found = sorted(path for path in place.rglob("*") if path.is_file() and looks_like_image(path))
+        return [one for path in (found if place.is_dir() else [place]) for one in slices_of(path)]
 
-    def tensor(self, files: Sequence[Path]) -> Tensor:
+    def tensor(self, files: Sequence[Path | Frame]) -> Tensor:
         """float32 (N, channels, size, size) of 0 to 255."""
         return torch.stack([self.reader.image(path) for path in files]).float()
 
@@ -108,12 +108,12 @@ def segment(
     """Write a mask beside each image's name in ``output_dir``/masks, and ``predictions.csv``."""
     table = []
     for path in source.names(inputs):
-        place = geometry_of(path)
+        place, stem = geometry_of(path), mask_stem(path.name)
         if place is None:
             raise ValueError(f"{path.name}: its size cannot be read")
         found = restored(model(source.tensor([path]))[0], place.height, place.width)
         suffix = ending(path, place)
-        mask = Path(output_dir) / "masks" / f"{path.name[: -len(suffix_of(path)) or None]}_mask{suffix}"
+        mask = Path(output_dir) / "masks" / f"{stem}_mask{suffix}"
         mask.parent.mkdir(parents=True, exist_ok=True)
         thresholds = [threshold] * len(values)
         write_mask(mask, pixel_values(found, thresholds, values, background, suffix == ".png"), path, place)

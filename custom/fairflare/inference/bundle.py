@@ -23,9 +23,12 @@ COPIED = (
     "core/validation.py",
     "clinic/networks.py",
     "clinic/readers/datalist.py",
+    "clinic/readers/dicom.py",
     "clinic/readers/geometry.py",
     "clinic/readers/masks.py",
+    "clinic/readers/nifti.py",
     "clinic/readers/pictures.py",
+    "clinic/readers/stored.py",
     "clinic/readers/table_features.py",
     "inference/apply.py",
     "inference/modules.py",
@@ -34,6 +37,7 @@ COPIED = (
 REFERENCE = re.compile("[@%]#")
 """What MONAI replaces within a text."""
 IMPORT = re.compile(r"from fairflare\.(?:\w+\.)*(\w+) import")
+FOLDER = "from fairflare.clinic.readers import"
 LICENSE = (
     "The files below scripts/ are part of FairFLARE, Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 )
@@ -72,7 +76,7 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
 def copied(name: str) -> str:
     """A file of this package as a bundle has it: importing its neighbours in ``scripts``."""
     text = (Path(fairflare.__file__).parent / name).read_text(encoding="utf-8")
-    return IMPORT.sub(r"from scripts.\1 import", text)
+    return IMPORT.sub(r"from scripts.\1 import", text.replace(FOLDER, "from scripts import"))
 
 
 def _example(opened: Opened) -> str:
@@ -112,6 +116,7 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
             "_target_": "scripts.apply.Images",
             "size": reader.size,
             "channels": reader.channels,
+            "window": reader.window,
         }
     elif table is not None:
         features = {
@@ -187,7 +192,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "monai_version": known["monai"],
         "pytorch_version": known["torch"],
         "numpy_version": known["numpy"],
-        "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=2.4"},
+        "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=3.0.1"},
         "name": str(about.get("title")),
         "task": f"{opened.config.task} ({'segmentation' if masks else 'classification'})",
         "description": f"{opened.config.method}, {opened.finished} rounds over {len(about['sites'])} sites",

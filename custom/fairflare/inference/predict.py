@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.inputs import Scaling, TableInputs
+from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.geometry import Geometry, geometry_of
-from fairflare.clinic.readers.masks import ending, pixel_values, restored, write_mask
-from fairflare.clinic.tasks.tabular import as_text
+from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
+from fairflare.clinic.readers.tables import read_table
 from fairflare.clinic.tensors import as_float, normalised
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
@@ -97,7 +98,7 @@ def about(opened: Opened) -> dict[str, Any]:
 
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
-    cells = as_text(path)
+    cells = read_table(path)
     columns = {str(name): [str(cell).strip() for cell in cells[name]] for name in cells.columns}
     n = len(cells)
     missing = [name for name in inputs.columns if name not in columns]
@@ -136,7 +137,7 @@ def _scaling(opened: Opened, numbers: np.ndarray, file: str) -> tuple[Scaling, l
     return Scaling.of(numbers), [f"scaled by its own {len(numbers)} rows, as every site of the run; see --site"]
 
 
-def _of_images(opened: Opened, files: Mapping[str, Path], folder: Path) -> Predictions:
+def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
     inputs = opened.task.image_inputs()
     assert inputs is not None  # the caller has looked
     images = {name: inputs.reader.image(path) for name, path in files.items()} if len(files) <= BATCH else None
@@ -165,7 +166,7 @@ def _of_images(opened: Opened, files: Mapping[str, Path], folder: Path) -> Predi
 
 def _masks(
     opened: Opened,
-    files: Mapping[str, Path],
+    files: Mapping[str, Path | Frame],
     places: Mapping[str, Geometry],
     batches: Callable[[], Iterator[Batch]],
     folder: Path,
@@ -214,11 +215,7 @@ def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
 
 def _mask_name(name: str, suffix: str, taken: set[str]) -> str:
     """A name of its own for each file's mask, in the file's folders; a.png and a.jpg do not meet."""
-    stem = name
-    for known in (".nii.gz", *(f".{s}" for s in ("nii", "png", "jpg", "jpeg", "dcm", "dicom"))):
-        if name.lower().endswith(known):
-            stem = name[: -len(known)]
-            break
+    stem = mask_stem(name)
     found, k = f"{stem}_mask{suffix}", 1
     while found in taken:
         k += 1

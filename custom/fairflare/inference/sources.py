@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from fairflare.clinic.readers.geometry import suffix_of
-from fairflare.clinic.readers.naming import IMAGES, is_image, pairs
+from fairflare.clinic.readers.datalist import Frame
+from fairflare.clinic.readers.geometry import looks_like_image, slices_of, suffix_of
+from fairflare.clinic.readers.naming import IMAGES, pairs
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 from fairflare.core.validation import shown
@@ -17,10 +18,11 @@ TABLES = (".csv", ".parquet")
 MOST = 1_000_000
 
 
-def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, Path], list[str]]:
-    """Name -> file, and what was passed over, a line each.
+def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, Path | Frame], list[str]]:
+    """Name -> file or slice, and what was passed over or cut, a line each.
 
-    The name is the one that results carry, with the folders below what was named; natural order.
+    The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
+    several slices each is an input, "volume.nii.gz[0]" and so on.
 
     Args:
         named: files of any name, and folders, of which every image below counts but hidden ones.
@@ -52,7 +54,24 @@ def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, 
     if len(found) > MOST:
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
     notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
-    return dict(sorted(found.items(), key=lambda pair: natural(pair[0]))), notes
+    ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
+    return _cut(ordered, notes), notes
+
+
+def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]:
+    """Every slice of ``files``; appends to ``notes`` which hold several."""
+    found: dict[str, Path | Frame] = {}
+    volumes = 0
+    for name, path in files.items():
+        inside = slices_of(path)
+        volumes += len(inside) > 1
+        found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
+        if len(found) > MOST:
+            raise UserError(f"expected at most {MOST} slices; {name} brings more")
+    if volumes:
+        several = sum(isinstance(one, Frame) for one in found.values())
+        notes.append(f"{volumes} {'file holds' if volumes == 1 else 'files hold'} {several} slices: each is one input")
+    return found
 
 
 def _masks_of(names: Collection[str]) -> set[str]:
@@ -78,4 +97,4 @@ def _below(folder: Path) -> list[Path]:
         seen.add(real)
         if len(found) > MOST:
             raise UserError(f"{folder}: expected at most {MOST} files")
-    return [path for path in found if is_image(path.name) and path.is_file()]
+    return [path for path in found if path.is_file() and looks_like_image(path)]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fairflare init`: from a folder as it is to lists that a run reads."""
+"""`fairflare init`: from data as they are to lists that a run reads."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,57 +15,88 @@ from fairflare.app.arguments import KINDS
 from fairflare.app.options import PATH, as_json
 from fairflare.core.errors import UserError
 
+if TYPE_CHECKING:
+    from fairflare.app.intake.ask import Reading
+
+LEVEL = "LEVEL"
+
 
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--kind", type=click.Choice(KINDS), help="What the data are, where it cannot be found out.")
 @click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
-@click.option("--label", default="", metavar="COLUMN", help="The column of the label or outcome.")
-@click.option("--site", default="", metavar="COLUMN", help="The column of the site; none: all are one site.")
-@click.option("--patient", default="", metavar="COLUMN", help="The column of the patient; none: each example is one.")
+@click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
+@click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
+@click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
+@click.option("--groups", default="", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
+@click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
+@click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
+@click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
+@click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
+@click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
-@click.option("--yes", is_flag=True, help="Write without asking.")
+@click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @as_json
-def init(
-    folder: Path,
-    kind: str | None,
-    classes: str,
-    label: str,
-    site: str,
-    patient: str,
-    new_splits: bool,
-    yes: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Look at FOLDER, which holds the images or tables of one site or of several, and write lists that a run reads.
+def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
-    Images with masks beside them or in a folder of their own, a folder for each class, the Decathlon's dataset.json, a
-    table that names images, or a table for each site; sites are sub-folders, tables or a column. No patient is in two
-    splits. What is found is shown first. All files go to FOLDER/fairflare; nothing else is changed.
+    Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
+    dataset.json, a table that names images or their patients, or tables of patients. The outer folder is the site, the
+    inner one the class, where names say so; where data can be read in two ways somebody at a terminal is asked, and a
+    script gets both readings with the flags that decide. No patient is in two splits. What is found is shown first. All
+    files go to FOLDER/fairflare; nothing else is changed.
+
+    A LEVEL is a column of a table, folder1 (the outermost folder), folder2 ..., name (the beginning of the files'
+    names) or a keyword of DICOM headers such as PatientID.
     """
     from fairflare.app import console
-    from fairflare.app.intake.found import Choices
-    from fairflare.app.intake.look import look
-    from fairflare.app.intake.show import lines, summary
-    from fairflare.app.intake.write import contents, refuse_existing, write
+    from fairflare.app.progress import Counter
 
-    if not dry_run:
-        refuse_existing(folder)
-        asks = sys.stdin.isatty() and not as_json
-        if not yes and not asks:
-            raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-    names = tuple(name.strip() for name in classes.split(",") if name.strip())
-    proposal = look(folder, Choices(kind or "", names, label, site, patient, new_splits))
-    files = contents(folder, proposal.found, bool(proposal.links))
+    with Counter("looking at the data"):
+        from fairflare.app.intake.ask import refuse
+        from fairflare.app.intake.found import Choices
+        from fairflare.app.intake.look import look
+        from fairflare.app.intake.show import lines, summary
+        from fairflare.app.intake.write import contents, refuse_existing, write
+
+        root = folder.parent if folder.is_file() else folder
+        asks = sys.stdin.isatty() and not as_json and not yes
+        if not dry_run:
+            refuse_existing(root)
+            if not yes and not asks:
+                raise UserError("init: expected --yes or --dry-run where nobody can be asked")
+        lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep")}
+        texts = {key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")}
+        chosen = Choices(
+            **lists, **texts, kind=given["kind"] or "", slices=given["slices"] or 0, ask=_ask if asks else refuse
+        )
+        proposal = look(folder, chosen)
+        files = contents(root, proposal.found, bool(proposal.links))
     if as_json:
-        console.dump(summary(folder, proposal, files))
+        console.dump(summary(root, proposal, files))
     else:
-        console.say("\n".join(lines(folder, proposal, files)))
+        console.say("\n".join(lines(root, proposal, files)))
     if dry_run or (not yes and not click.confirm("write them?", default=True)):
         return
-    written = write(folder, files)
+    written = write(root, files)
     if not as_json:
-        named = shlex.quote(str(folder))
+        named = shlex.quote(str(root))
         console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    import csv
+
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
+
+
+def _ask(what: str, readings: Sequence[Reading]) -> int:
+    """The reading that somebody at the terminal chooses."""
+    from fairflare.app import console
+
+    console.say(f"{what}:")
+    for number, one in enumerate(readings, start=1):
+        console.say(f"  {number}  {one.words}  ({one.flags})")
+    return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1

@@ -1,33 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in folders: masks beside them, or a folder for each class; sites and splits by folder."""
+"""Images in folders: masks beside them, or a folder for each class; sites, patients and splits by folders, names and
+DICOM headers."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
+
+import pandas as pd
 
 from fairflare.app.intake import masks
-from fairflare.app.intake.found import SITE_WORD, SPLIT_OF, Choices, Example, Found, class_names, root_name, site_name
+from fairflare.app.intake.ask import Reading
+from fairflare.app.intake.found import SPLIT_OF, Choices, Example, Found, class_names, root_name, site_name
+from fairflare.app.intake.groups import HEADERS as HEADERS_OF
+from fairflare.app.intake.groups import group_columns, grouped_by
+from fairflare.app.intake.levels import FOLDER, Roles, roles
 from fairflare.app.intake.walk import Files
+from fairflare.app.intake.words import mostly, says_class
 from fairflare.clinic.readers import naming
+from fairflare.clinic.readers.headers import headers
 from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
-from fairflare.core.order import some
+from fairflare.core.order import in_order, some
 
-PATIENT = re.compile(r"([^\W_]*\d[^\W_]*|(?:patient|pat|subject|subj|sub|case|p)[_-]?\d+)[_-].*\d.*", re.IGNORECASE)
-"""A name that begins with a word that holds a number, and goes on with another: "P07_slice3"."""
-FEW = 3
-"""Fewer images than these in most folders are those of a patient, not of a site."""
-Levels = Mapping[str, tuple[str, ...]]
+PREFIX = re.compile(r"(?:((?:[^\W_]|-)*\d(?:[^\W_]|-)*|(?:patient|pat|subject|subj|sub|case|p)[_-]?\d+)[_. (-]+.+)")
+"""A name that begins with a word that holds a number, and goes on: "P07_slice3", "CH000_1", "0012-L"."""
+NAME = "name"
+"""The level of what ``PREFIX`` finds."""
+LEAST_PATIENTS = 5
+"""Of a site: fewer beginnings of names are series or scanners rather than patients."""
+LARGEST_SHARE = 1 / 3
+"""Of a site's images that one patient may have, where names alone say who it is."""
+OTHER_DEPTH = 0.1
+"""Share of the images that may lie at another depth of folders than the others."""
+PATIENT_HEADERS = ("PatientID", "StudyInstanceUID")
+SPLIT = "@split"
 
 
 def images_in_folders(files: Files, chosen: Choices) -> Found:
-    """What ``files`` without any list or table say by their names and folders.
+    """What ``files`` without any list or table say by their names, folders and headers.
 
     Raises:
-        UserError: there are no images, or nothing says their class and no mask lies beside them.
+        UserError: there are no images, nothing says their class and no mask lies beside them, or what is there may be
+            read in two ways and nobody can be asked.
     """
     if not files.images:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{_others(files)}")
@@ -36,23 +52,39 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
     if not with_masks and chosen.kind == "segmentation":
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
+    if with_masks and not chosen.kind and _masks_or_classes(paired, chosen):
+        with_masks = False
     if with_masks:
         return _segmentation(files, paired, alone, chosen)
-    return _classification(files, chosen)
+    return _classification(files, [path for path in files.images if not naming.is_mask(path)] or files.images, chosen)
+
+
+def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
+    """Whether images with masks, in folders that are called like classes, are taken for images of classes."""
+    last = {folders[-1] for path in paired if (folders := _plain_folders(path))}
+    if chosen.classes or len(last) < 2 or not mostly([says_class(name) for name in last]):
+        return False
+    readings = [
+        Reading("the masks are the labels", "--kind segmentation"),
+        Reading(f"the folders {some(in_order(last), 3)} are the classes", "--kind classification"),
+    ]
+    return bool(chosen.ask("images have masks and lie in folders that are called like classes", readings))
 
 
 def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
-    levels, splits = _levels(list(paired))
-    sites = _sites(files, levels, chosen)
-    rest = {
-        path: folders[1:] if sites[path] == site_name(folders[0]) else folders
-        for path, folders in levels.items()
-        if folders
-    }
-    patients, whence = _patients(list(paired), rest, sites, chosen)
+    images = [path for path, mask in paired.items() if mask]
+    table = level_table(files, images, chosen)
+    role = roles(_of_levels(table), chosen, labelled=False)
+    sites = _sites(files, table, role, chosen)
+    patients, whence = patients_of(table, sites, role.patient, chosen)
     examples = [
-        Example(sites[path], path, mask, splits[path], patients.get(path, "")) for path, mask in paired.items() if mask
+        Example(site, path, paired[path], split, patient, about)
+        for site, path, split, patient, about in zip(
+            sites, images, table[SPLIT], patients, abouts(table, chosen), strict=True
+        )
     ]
+    if not examples:
+        raise UserError("init: expected masks beside the images, found none")
     classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
     without = [path for path, mask in paired.items() if not mask]
     notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
@@ -60,96 +92,142 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     return Found("segmentation", layout, examples, classes, options, whence, notes)
 
 
-def _classification(files: Files, chosen: Choices) -> Found:
-    levels, splits = _levels(files.images)
-    usual = Counter(map(len, levels.values())).most_common(1)[0][0]
-    if not usual:
+def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Found:
+    table = level_table(files, images, chosen)
+    depths = Counter(len(_plain_folders(path)) for path in images)
+    usual = depths.most_common(1)[0][0]
+    odd = [path for path in images if len(_plain_folders(path)) != usual]
+    if not usual and chosen.label in ("", "none"):
         text = "expected a folder for each class, masks beside the images, a table or a datalist"
-        raise UserError(f"init: {len(files.images)} images and nothing that says their labels; {text}")
-    inside = {path: folders for path, folders in levels.items() if len(folders) == usual}
-    by_level = [[folders[k] for folders in inside.values()] for k in range(usual)]
-    of_class = _class_level(by_level, chosen)
-    if of_class == 0 and usual == 1 and all(SITE_WORD.match(name) for name in by_level[0]):
-        raise UserError(f"init: the folders {some(sorted(set(by_level[0])))} are sites, and nothing says the labels")
-    others = {path: folders[:of_class] + folders[of_class + 1 :] for path, folders in inside.items()}
-    sites = _sites(files, others, chosen)
-    rest = {path: folders[1:] for path, folders in others.items() if folders}
-    patients, whence = _patients(list(inside), rest, sites, chosen)
-    classes = class_names(by_level[of_class], chosen.classes)
+        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+    if len(odd) > OTHER_DEPTH * len(images):
+        text = f"{usual} folders deep, but {len(odd)} of {len(images)} are not, e.g. {odd[0]}"
+        raise UserError(f"init: expected all images in as many folders; most are {text}")
+    inside = table[~table["image"].isin(odd)].reset_index(drop=True)
+    role = roles(_of_levels(inside), chosen, labelled=True)
+    if not role.label:
+        text = "expected a folder for each class, masks beside the images, a table or a datalist"
+        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+    sites = _sites(files, inside, role, chosen)
+    patients, whence = patients_of(inside, sites, role.patient, chosen)
+    classes = class_names(inside[role.label], chosen.classes)
     examples = [
-        Example(sites[path], path, folders[of_class], splits[path], patients.get(path, ""))
-        for path, folders in inside.items()
+        Example(site, path, label, split, patient, about)
+        for site, path, label, split, patient, about in zip(
+            sites,
+            inside["image"],
+            inside[role.label],
+            inside[SPLIT],
+            patients,
+            abouts(inside, chosen),
+            strict=True,
+        )
     ]
-    odd = [path for path in files.images if path not in inside]
     notes = _note(odd, "lie at another depth than the others and are left out")
-    return Found("classification", "images in a folder for each class", examples, classes, {}, whence, notes)
+    layout = "images in a folder for each class"
+    return Found("classification", f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
 
 
-def _levels(paths: Sequence[str]) -> tuple[Levels, dict[str, str]]:
-    """Path -> folders that may say site, class or patient; path -> split, where a folder says it."""
-    levels, splits = {}, {}
-    for path in paths:
-        folders = naming.folders_of(path)
-        words = [SPLIT_OF[name.lower()] for name in folders if name.lower() in SPLIT_OF]
-        words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
-        splits[path] = words[0] if words else ""
-        levels[path] = tuple(name for name in folders if name.lower() not in SPLIT_OF)
-    return levels, splits
+def _how(table: pd.DataFrame, role: Roles) -> str:
+    of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
+    return f"{of_site}, {role.label} the class"
+
+
+def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.DataFrame:
+    """One row per image: its path, "folder1" (outermost) ..., its split where a folder says it, DICOM headers, "name".
+
+    Headers are read where an image is DICOM: those that say the patient, and those that ``chosen`` names.
+    """
+    folders = [_plain_folders(path) for path in images]
+    deepest = max(map(len, folders), default=0)
+    content: dict[str, list[str]] = {"image": list(images), SPLIT: [_split(path) for path in images]}
+    content |= {f"{FOLDER}{k + 1}": [own[k] if k < len(own) else "" for own in folders] for k in range(deepest)}
+    found = [match[1] if (match := PREFIX.fullmatch(stem(path))) else "" for path in images]
+    if any(found):
+        content[NAME] = found
+    table = pd.DataFrame(content, dtype=object)
+    known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels.values(), *chosen.groups)}
+    own = [path for path in images if path in files.dicom]
+    if own:
+        wanted = dict.fromkeys([*PATIENT_HEADERS, *(level for level in known if level not in table.columns)])
+        head = headers([files.root / path for path in own], list(wanted))
+        head.index = pd.Index(own)
+        head = head.rename(columns={header: name for header, name in known.items() if header in wanted})
+        table = table.join(head.reindex(images).fillna("").reset_index(drop=True))
+    return table
+
+
+def _of_levels(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=["image", SPLIT])
+
+
+def _plain_folders(path: str) -> tuple[str, ...]:
+    """The folders of an image that may say site, class or patient."""
+    return tuple(name for name in naming.folders_of(path) if name.lower() not in SPLIT_OF)
+
+
+def _split(path: str) -> str:
+    words = [SPLIT_OF[name.lower()] for name in naming.folders_of(path) if name.lower() in SPLIT_OF]
+    words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
+    return words[0] if words else ""
 
 
 def _by_decathlon(folder: str) -> str:
     return {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}.get(folder, "")
 
 
-def _class_level(by_level: Sequence[Sequence[str]], chosen: Choices) -> int:
-    """Which folder from the top is the class: that with the names the user gives, else few names, all over."""
-    numbers = range(len(by_level))
-    if chosen.classes:
-        fits = [k for k in numbers if set(by_level[k]) <= set(chosen.classes)]
-        if fits:
-            return fits[-1]
-    # A level of patients has many names, one of sites has names that say so; one name alone tells no classes apart.
-    allowed = [k for k in numbers if len(set(by_level[k])) > 1] or list(numbers)
-    allowed = [k for k in allowed if not all(SITE_WORD.match(name) for name in by_level[k])] or allowed
-    spread = {k: _spread(by_level, k) for k in allowed}
-    return max(allowed, key=lambda k: (spread[k], k))
+def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> list[str]:
+    """The site of each image; one that no level says is called by the one folder that all lie in, or by the root."""
+    if role.site:
+        if empty := int((table[role.site] == "").sum()):
+            raise UserError(f"--site {role.site}: expected a value for every image, {empty} have none")
+        return [site_name(name) for name in table[role.site]]
+    outer = f"{FOLDER}1"
+    alone = outer in table.columns and table[outer].nunique() == 1 and role.label != outer and chosen.site != "none"
+    name = site_name(str(table[outer].iloc[0])) if alone else root_name(files.root)
+    return [name] * len(table)
 
 
-def _spread(by_level: Sequence[Sequence[str]], k: int) -> float:
-    """Below how many combinations of the other levels a name of level ``k`` occurs, on average."""
-    others = list(zip(*(names for j, names in enumerate(by_level) if j != k))) or [()] * len(by_level[k])
-    return len(set(zip(by_level[k], others))) / len(set(by_level[k]))
+def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: Choices) -> tuple[list[str], str]:
+    """The patient of each image, "" where unknown, and in words where that is known from; "" where nothing says it.
 
-
-def _sites(files: Files, levels: Levels, chosen: Choices) -> dict[str, str]:
-    """Path -> site: its first folder where these hold several images each, else one site for all."""
-    counts = Counter(folders[0] for folders in levels.values() if folders)
-    one = chosen.site == "none" or not counts or (not _say_sites(counts) and median(counts.values()) < FEW)
-    name = root_name(files.root)
-    return {path: name if one or not folders else site_name(folders[0]) for path, folders in levels.items()}
-
-
-def _say_sites(names: Mapping[str, int]) -> bool:
-    return all(SITE_WORD.match(name) for name in names)
-
-
-def _patients(
-    paths: Sequence[str], rest: Levels, sites: Mapping[str, str], chosen: Choices
-) -> tuple[dict[str, str], str]:
-    """Path -> patient, and where that is known from: a folder below the site's, or the beginning of the names."""
+    A level that the user names comes first, then a DICOM header (unless all files have the same, as after
+    anonymisation), then a folder, then the beginning of the files' names.
+    """
+    none = [""] * len(table)
     if chosen.patient == "none":
-        return {}, ""
-    if any(rest.values()):
-        return {path: "/".join(folders) for path, folders in rest.items() if folders}, "their folders"
-    named = {path: match[1] for path in paths if (match := PATIENT.fullmatch(stem(path)))}
-    per_site = Counter(sites[path] for path in named)
-    several = {site: len({named[path] for path in named if sites[path] == site}) for site in per_site}
-    fits = (
-        len(named) == len(paths)
-        and all(several[site] > 2 for site in per_site)
-        and len(set(named.values())) < len(named)
-    )
-    return (named, "the beginning of the files' names") if fits else ({}, "")
+        return none, ""
+    if chosen.patient:
+        return list(table[chosen.patient]), chosen.patient
+    others = [name for name in (level, NAME) if name in table.columns]
+    for header in PATIENT_HEADERS:
+        found = table[header] if header in table.columns else pd.Series(dtype=object)
+        same = found.nunique() <= (max(1, len(set(sites))) if header == PATIENT_HEADERS[0] else 1)
+        each = found.nunique() == len(table) and any(table[name].nunique() < len(table) for name in others)
+        if not same and not each:
+            return list(found), f"the DICOM header {header}"
+    if level:
+        return list(table[level]), "their folders"
+    if NAME in table.columns and _are_patients(table[NAME], sites):
+        return list(table[NAME]), "the beginning of the files' names"
+    return none, ""
+
+
+def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
+    """Whether the beginnings of names repeat as patients do: several at each site, none with most of its images."""
+    if 2 * (names != "").sum() < len(names) or not names[names != ""].duplicated().any():
+        return False
+    for _, own in names.groupby(list(sites)):
+        counts = own[own != ""].value_counts()
+        if len(counts) < LEAST_PATIENTS or counts.iloc[0] > max(LARGEST_SHARE * len(own), 2):
+            return False
+    return True
+
+
+def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
+    """By which patients are grouped: the levels of ``chosen.groups``; ages as bands."""
+    wanted = [name for name in table.columns if name in chosen.groups]
+    return grouped_by(table, group_columns(table[wanted], wanted, chosen.groups))
 
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from fairflare.app.intake.ask import Ask, refuse
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
 from fairflare.core.validation import CONTROL, shown
@@ -20,8 +22,7 @@ SPLIT_WORDS = {
     "testing": ("test", "testing", "ts", "tst", "holdout"),
 }
 SPLIT_OF = {word: split for split, words in SPLIT_WORDS.items() for word in words}
-SITE_WORD = re.compile(r"(site|client|hospital|cent(er|re)|institut|clinic|facility)", re.IGNORECASE)
-NO_VALUE = frozenset(("", "nan", "na", "n/a", "null", "none", "?"))
+NO_VALUE = frozenset(("", "nan", "na", "n/a", "null", "?"))
 """Cells, in lower case, that say nothing."""
 MOST_CLASSES = 50
 """More different labels than these are no classes but a number or a text."""
@@ -40,6 +41,7 @@ class Example:
         patient: whose it is; empty: unknown.
         about: attributes of the patient.
         cells: a row's features.
+        frame: which slice of a file of several, from 0; None: the file is one slice.
     """
 
     site: str
@@ -49,6 +51,7 @@ class Example:
     patient: str = ""
     about: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
+    frame: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Found:
         options: of the task, beside classes.
         patients: where they are known from, in words; empty: every example is taken for a patient.
         notes: what is worth knowing, a line each.
+        suspects: features that may be known only after the outcome, a line each.
     """
 
     kind: str
@@ -72,28 +76,47 @@ class Found:
     options: Mapping[str, str] = field(default_factory=dict)
     patients: str = ""
     notes: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+    @cached_property
+    def _by_site(self) -> dict[str, list[Example]]:
+        found: dict[str, list[Example]] = {}
+        for one in self.examples:
+            found.setdefault(one.site, []).append(one)
+        return found
 
     @property
     def sites(self) -> list[str]:
         """Their names, in natural order."""
-        return in_order(one.site for one in self.examples)
+        return in_order(self._by_site)
 
     def of(self, site: str) -> list[Example]:
         """The examples of one site, in the order in which they were found."""
-        return [one for one in self.examples if one.site == site]
+        return list(self._by_site[site])
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says of the folder; empty where it is to be found out.
+    """What the user says of the data; empty where it is to be found out.
+
+    A level is a table's column, a folder ("folder1" is the outermost), "name" (the beginning of the files' names) or a
+    keyword of DICOM headers ("PatientID").
 
     Attributes:
         kind: see ``Found``.
         classes: names of the classes or structures, in order.
-        label: the column of the label.
-        site: the column of the site; "none": one site.
-        patient: the column of the patient; "none": every example is one.
+        label: the level of the label.
+        site: the level of the site; "none": one site.
+        patient: the level of the patient; "none": every example is one.
+        groups: levels by which patients are grouped, beside those with usual names.
+        categories: columns of numbers that are codes of categories.
+        keep: features that are taken though they may be known only after the outcome.
+        leave_out: columns that are no features.
+        since: the column of dates from which other dates count; empty: dates are left out.
+        slices: every how many slices of a volume one is taken; 0: volumes are refused.
+        window: CENTRE,WIDTH or "file", see ``clinic.readers.pictures``.
         new_splits: draw splits also where the layout has them.
+        ask: what decides between two readings; refuses by default.
     """
 
     kind: str = ""
@@ -101,7 +124,21 @@ class Choices:
     label: str = ""
     site: str = ""
     patient: str = ""
+    groups: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
+    since: str = ""
+    slices: int = 0
+    window: str = ""
     new_splits: bool = False
+    ask: Ask = refuse
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Flag -> the level that it names, of every flag that names one."""
+        named = {"--label": self.label, "--site": self.site, "--patient": self.patient, "--since": self.since}
+        return {flag: name for flag, name in named.items() if name and name != "none"}
 
 
 def is_missing(text: str) -> bool:
@@ -152,6 +189,7 @@ def check_sites(names: Iterable[str]) -> None:
 def check_texts(found: Found) -> None:
     """Raise UserError where a name or a value holds control characters, or bytes that are no text."""
     texts = {text for one in found.examples for text in (one.image, one.label, one.patient, *one.about.values())}
+    texts |= {cell for one in found.examples for cell in one.cells.values()}
     texts |= {*found.classes, *found.options.values(), *(key for one in found.examples for key in one.about)}
     if odd := next((text for text in sorted(texts) if CONTROL.search(text)), ""):
         raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")

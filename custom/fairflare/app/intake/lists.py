@@ -10,9 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fairflare.app.intake import masks
+from fairflare.app.intake.folders import level_table, patients_of
 from fairflare.app.intake.found import SPLITS, Choices, Example, Found, class_names, is_missing, root_name, site_name
-from fairflare.app.intake.tables import grouped
+from fairflare.app.intake.groups import group_columns, grouped_by
+from fairflare.app.intake.labels import check_outcome
 from fairflare.app.intake.walk import Files
 from fairflare.clinic.kinds.own import DESCRIPTION, PREFIX
 from fairflare.clinic.readers.datalist import read_lists
@@ -21,7 +25,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id")
-KNOWN = ("image", "label", *PATIENTS)
+KNOWN = ("image", "label", "frame", *PATIENTS)
 
 
 def lists_in(root: Path) -> dict[str, Path]:
@@ -68,26 +72,33 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
                     examples.append(example)
     if not examples:
         raise UserError(f"init: no entry of {next(iter(lists.values())).name} has a label and a file that is there")
-    examples = _grouped(examples)
+    examples = _grouped(examples, chosen)
     notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
     notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
     return _of(files, examples, named, chosen, notes)
 
 
-def _grouped(examples: Sequence[Example]) -> list[Example]:
+def _grouped(examples: Sequence[Example], chosen: Choices) -> list[Example]:
     """With the keys alone by which patients may be grouped: a run's configuration lists their values, and may leave.
 
     Any other key may be a name or a number of a patient.
     """
     columns = tuple(dict.fromkeys(key for one in examples for key in one.about))
-    rows = [{name: one.about.get(name, "").strip() for name in columns} for one in examples]
-    return [replace(one, about=about) for one, about in zip(examples, grouped(columns, rows))]
+    table = pd.DataFrame(
+        [{name: one.about.get(name, "").strip() for name in columns} for one in examples], dtype=object
+    )
+    groups = grouped_by(table, group_columns(table, [], chosen.groups)) if columns else [{} for _ in examples]
+    return [replace(one, about=about) for one, about in zip(examples, groups, strict=True)]
 
 
 def _of(
     files: Files, examples: Sequence[Example], named: Mapping[int, str], chosen: Choices, notes: tuple[str, ...]
 ) -> Found:
     whence = "patient_id of the lists" if any(one.patient for one in examples) and chosen.patient != "none" else ""
+    if not whence and chosen.patient != "none":
+        levels = level_table(files, [one.image for one in examples], chosen)
+        patients, whence = patients_of(levels, [one.site for one in examples], "", chosen)
+        examples = [replace(one, patient=patient) for one, patient in zip(examples, patients, strict=True)]
     if all(is_image(one.label) for one in examples):
         missing = [one for one in examples if not (files.root / one.label).is_file()]
         if missing:
@@ -96,6 +107,7 @@ def _of(
             examples = [one for one in examples if one not in missing]
         classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, named)
         return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
+    check_outcome("label", [one.label for one in examples], chosen)
     names = class_names((one.label for one in examples), chosen.classes)
     return Found("classification", "datalists with classes", examples, names, {}, whence, notes)
 
@@ -121,7 +133,10 @@ def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: s
     about = {key: str(value) for key, value in others.items() if isinstance(value, (str, int, float))}
     # The Decathlon's training list is all there is to divide: its test images have no labels.
     split = "" if path.stem == DESCRIPTION and split == SPLITS[0] else split
-    return Example(site, _relative(root, path, entry["image"]), text, split, patient, about)
+    frame = entry.get("frame")
+    if frame is not None and (type(frame) is not int or frame < 0):
+        raise UserError(f"init: {where}: frame: expected a whole number from 0, got {frame!r}")
+    return Example(site, _relative(root, path, entry["image"]), text, split, patient, about, frame=frame)
 
 
 def _relative(root: Path, path: Path, text: str) -> str:

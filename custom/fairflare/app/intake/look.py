@@ -6,12 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fairflare.app.intake.draw import with_splits
 from fairflare.app.intake.folders import images_in_folders
 from fairflare.app.intake.found import Choices, Found, check_texts
+from fairflare.app.intake.labels import check_sites_agree
 from fairflare.app.intake.lists import images_in_lists, lists_in
 from fairflare.app.intake.masks import pixels
+from fairflare.app.intake.splits import with_splits
 from fairflare.app.intake.tables import examples_in_tables, tables_in
+from fairflare.app.intake.volumes import with_slices
 from fairflare.app.intake.walk import Files, walk
 from fairflare.core.errors import UserError
 
@@ -44,23 +46,33 @@ def look(root: Path, chosen: Choices) -> Proposal:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
-    notes = found.notes + _linked(files.root)
+    if found.kind != "segmentation":
+        check_sites_agree(found.examples, chosen)
+    found = with_slices(files, found, chosen)
+    notes = found.notes + _linked(root)
     if files.others:
         notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
     if files.dead:
         notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
+    if chosen.window and found.kind == "tabular":
+        raise UserError("--window: goes with images, got a table")
+    if chosen.window:
+        found = replace(found, options={**found.options, "window": chosen.window})
     if chosen.patient == "none":
         found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
     divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in divided.sites:
-        if image := divided.of(site)[0].image:
-            pixels(root, image)
+        one = divided.of(site)[0]
+        if one.image:
+            pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
 
 
 def _linked(root: Path) -> tuple[str, ...]:
     """What to say of lists and tables whose content comes from outside of ``root``, by a symbolic link."""
+    if root.is_file():
+        return ()
     home, read = root.resolve(), list(lists_in(root).values()) or tables_in(root)
     out = [path.relative_to(root).as_posix() for path in read if not path.resolve().is_relative_to(home)]
     if not out:
@@ -70,6 +82,8 @@ def _linked(root: Path) -> tuple[str, ...]:
 
 
 def _found(files: Files, chosen: Choices) -> Found:
+    if files.root.is_file():
+        return examples_in_tables(files, tables_in(files.root), chosen)
     if lists := lists_in(files.root):
         return images_in_lists(files, lists, chosen)
     if paths := tables_in(files.root):

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fairflare.clinic.readers.datalist import Frame
+from fairflare.clinic.readers.geometry import frames
 from fairflare.clinic.readers.pictures import stored
 from fairflare.core.errors import DataError, UserError
 
 MOST_STRUCTURES = 8
+SLICES = 9
+"""Of a mask's volume that are looked at."""
+FLAT = (".png", ".jpg", ".jpeg")
 LOOKED_AT = 300
 """Masks whose pixel values are read; preflight reads all."""
 
@@ -52,17 +57,31 @@ def structures(
 def _values(root: Path, masks: Iterable[str]) -> set[float]:
     found: set[float] = set()
     for mask in masks:
-        found |= {float(v) for v in np.unique(pixels(root, mask))}
+        for frame in _some_slices(root, mask):
+            found |= {float(v) for v in np.unique(pixels(root, mask, frame))}
         if len(found) > 10 * MOST_STRUCTURES:
             break
     return found
 
 
-def pixels(root: Path, path: str) -> np.ndarray:
-    """The stored pixels (C, H, W); UserError where the file is no 2D image."""
+def pixels(root: Path, path: str, frame: int | None = None) -> np.ndarray:
+    """The stored pixels (C, H, W) of a file or one of its slices; UserError where that is no 2D image."""
     try:
-        return stored(root / path)
+        return stored(root / path if frame is None else Frame(root / path, frame))
     except DataError as error:
-        text = f"{path}: {str(error).partition(': ')[2]}"
-        volumes = "; volumes are to be cut into slices first" if error.code == "not_2d" else ""
-        raise UserError(f"init: {text}{volumes}") from None
+        raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
+
+
+def slices_of(root: Path, path: str) -> int:
+    """How many slices a file holds, as its header says; UserError where that cannot be read."""
+    try:
+        return frames(root / path)
+    except DataError as error:
+        raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
+
+
+def _some_slices(root: Path, path: str) -> list[int | None]:
+    """Evenly spaced slices of a volume; None: the file is one."""
+    if path.lower().endswith(FLAT) or (n := slices_of(root, path)) == 1:
+        return [None]
+    return sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})

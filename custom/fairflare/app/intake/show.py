@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,15 @@ from typing import Any
 
 from fairflare.app.intake.found import Found
 from fairflare.app.intake.look import Proposal
+from fairflare.app.intake.preview import lines_of
 from fairflare.app.intake.write import attributes, sizes
 from fairflare.core.order import some
 
 WIDTH = 80
-INDENT = 10
+INDENT = 12
 HEAD = ("site", "train", "val", "test", "patients")
 MOST_SITES = 20
+MOST_EXAMPLES = 12
 
 
 def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
@@ -33,6 +37,7 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
         "sites": {site: {**sizes(found, site), "patients": _patients(found, site)} for site in found.sites},
         "splits": list(proposal.splits),
         "notes": list(found.notes),
+        "suspects": list(found.suspects),
         "links": len(proposal.links),
         "files": sorted(files),
     }
@@ -45,8 +50,10 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     if found.kind != "segmentation" and len(found.classes) == 2:
         turned = ",".join(reversed(found.classes))
         shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
+    shown += _columns(found) if found.kind == "tabular" else []
     for key, value in found.options.items():
-        shown += _entry(key.replace("mask_values", "values"), value)
+        if key not in ("features", "columns"):
+            shown += _entry(key.replace("mask_values", "values"), value)
     groups = attributes(found)
     for name, values in groups.items():
         shown += _entry("group", f"{name}: {some(values, 8)}")
@@ -55,15 +62,36 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
         "patients", f"known by {found.patients}; nobody is in two splits" if found.patients else _unknown(found)
     )
     shown += ["", *_table(found), ""]
+    for line in lines_of(found, found.sites[:2])[:MOST_EXAMPLES]:
+        shown += [f"  {line}" if len(line) <= WIDTH - 2 else f"  {line[: WIDTH - 5]}..."]
+    shown += [""]
+    for line in found.suspects:
+        shown += _entry("suspect", line)
     for note in found.notes:
         shown += _entry("note", note)
     if proposal.links:
         text = f"{len(proposal.links)} images are symbolic links out of {root}, e.g. {proposal.links[0]}"
         shown += _entry("links", f"{text}; the site files allow them (links: true)")
     where = (
-        f"{root / 'fairflare'}: dataset.json, a {'table' if found.kind == 'tabular' else 'datalist'} and a site file"
+        f"{root / 'fairflare'}: dataset.json, preview.html (three examples of every class and site), "
+        f"a {'table' if found.kind == 'tabular' else 'datalist'} and a site file"
     )
     return [*shown, *_entry("writes", f"{where} (sites/SITE.yaml) for each site, {len(files)} files")]
+
+
+def _columns(found: Found) -> list[str]:
+    """The predictors by how they are read."""
+    names = next(csv.reader([found.options["features"]]))
+    specs = json.loads(found.options.get("columns", "{}"))
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        spec = specs.get(name, {})
+        levels = (
+            f" ({'|'.join(spec['levels'][:4])}{'|...' if len(spec['levels']) > 4 else ''})" if "levels" in spec else ""
+        )
+        by_kind.setdefault(spec.get("kind", "number"), []).append(f"{name}{levels}")
+    words = {"number": "numbers", "category": "categories", "yes_no": "yes or no", "days": "dates"}
+    return [line for kind, own in by_kind.items() for line in _entry(words[kind], some(own, 12))]
 
 
 def _classes(found: Found) -> str:

@@ -1,68 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: rows that name images, or rows that are the examples; a column, or a table each, for the sites."""
+"""Tables: rows that name images, rows that name patients of images, or rows that are the examples."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+import pandas as pd
+
 from fairflare.app.intake import masks
-from fairflare.app.intake.found import (
-    SPLIT_OF,
-    Choices,
-    Example,
-    Found,
-    class_names,
-    is_missing,
-    root_name,
-    site_name,
-)
+from fairflare.app.intake.ask import Reading
+from fairflare.app.intake.columns import as_options, predictors
+from fairflare.app.intake.folders import NAME, images_in_folders, level_table, patients_of
+from fairflare.app.intake.found import SPLIT_OF, Choices, Example, Found, class_names, is_missing, root_name, site_name
+from fairflare.app.intake.groups import bare, group_columns, grouped_by
+from fairflare.app.intake.labels import check_outcome
+from fairflare.app.intake.levels import FOLDER
 from fairflare.app.intake.walk import Files
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.naming import stem
-from fairflare.core.errors import UserError
-from fairflare.core.order import natural, some
+from fairflare.clinic.readers.tables import SUFFIXES, read_table
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import in_order, natural, some
 from fairflare.core.validation import shown
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
 WORDS = {
     "site": """site hospital centre center institution institute clinic client facility siteid hospitalid centerid
-        centreid""",
+        centreid hospitalname sitename krankenhaus klinik""",
     "patient": "patientid patient subjectid subject pid participantid participant personid mrn caseid",
     "split": "split subset partition fold set",
-    "label": "label class diagnosis outcome target disease dx finding category y",
+    "label": "label class diagnosis outcome target disease dx finding category y died death mortality",
 }
 NAMES = {role: words.split() for role, words in WORDS.items()}
-"""What a column is for, by its name in lower case without signs; the first that fits."""
-GROUPS = """sex gender race ethnicity agegroup ageband insurance scanner manufacturer vendor device modality
-    fieldstrength"""
-ATTRIBUTES = tuple(GROUPS.split())
-"""Columns by which patients are grouped, where they hold a few values."""
-AGE = ("age", "ageyears", "ageatscan", "patientage")
-BANDS = ((40, "under 40"), (60, "40 to 59"), (80, "60 to 79"), (1000, "80 and over"))
-BAND = "age_band"
-MOST_VALUES = 8
+"""What a column is for, by its name in lower case without signs."""
+KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
+"""A text beside images is seldom a table; one that is named is read."""
 HALF = 0.5
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """One file: its site where that is the file's or folder's name, the folder it lies in, columns and rows as text."""
-
-    site: str
-    split: str
-    home: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+HOME, SITE, SPLIT = "@home", "@site", "@split"
+"""Columns beside a table's own: the folder it lies in, and what its name says."""
 
 
 def tables_in(root: Path) -> list[Path]:
-    """Tables in ``root``, or else in its folders, in natural order."""
+    """Tables in ``root``, or else in its folders, in natural order; ``root`` itself where it is one."""
+    if root.is_file():
+        return [root]
     for pattern in ("*", "*/*"):
-        paths = [p for p in root.glob(pattern) if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
         paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
         paths = [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]
         if paths:
@@ -71,78 +56,63 @@ def tables_in(root: Path) -> list[Path]:
 
 
 def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> Found:
-    """What the tables say of images, or by themselves.
+    """What the tables say of images, of their patients, or by themselves.
 
     Raises:
-        UserError: a table cannot be read, tables differ in their columns, or no column is the label.
+        UserError: a table cannot be read, tables differ in their columns, no column is the label, or what is there may
+            be read in two ways and nobody can be asked.
     """
-    tables = _read(files.root, paths)
-    columns = tables[0].columns
-    for table, path in zip(tables, paths):
-        if set(table.columns) != set(columns):
-            odd = sorted(set(table.columns) ^ set(columns))
-            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+    table = _read(files.root, paths)
+    own = [name for name in table.columns if not name.startswith("@")]
     index = _index(files)
-    image = _column_of_files(tables, columns, index, lambda path: not naming.is_mask(path))
-    role = {name: _role(name, columns, chosen) for name in ("site", "patient", "split")}
+    image = _column_of_files(table, own, index, masks=False)
     if image:
-        return _images(files, tables, image, index, role, chosen)
-    return _rows(files, tables, role, chosen)
+        return _images(files, table, own, image, index, chosen)
+    if files.images and chosen.kind != "tabular":
+        if key := _column_of_patients(files, table, own):
+            return _patients(files, table, own, key, chosen)
+        readings = [
+            Reading("its rows are the examples", "--kind tabular"),
+            Reading("the images are the examples and the table is not read", "--kind classification or segmentation"),
+        ]
+        if chosen.kind or chosen.ask(f"{paths[0].name} names none of the {len(files.images)} images", readings):
+            return images_in_folders(files, chosen)
+    return _rows(files, table, own, chosen)
 
 
-def _read(root: Path, paths: Sequence[Path]) -> list[Table]:
-    """The tables; those called by sites or lying in their folders have a site, those called by splits a split."""
+def _read(root: Path, paths: Sequence[Path]) -> pd.DataFrame:
+    """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
+    base = root if root.is_dir() else root.parent
     stems = [path.stem for path in paths]
     by_split = all(name.lower() in SPLIT_OF for name in stems) and len(paths) > 1
-    nested = paths[0].parent != root
-    found = []
+    nested = paths[0].parent != base
+    found: list[pd.DataFrame] = []
     for path in paths:
-        site = (
-            site_name(path.parent.name if nested else path.stem) if nested or (len(paths) > 1 and not by_split) else ""
-        )
-        split = SPLIT_OF.get(path.stem.lower(), "") if by_split or nested else ""
-        columns, rows = _content(path)
-        home = path.parent.relative_to(root).as_posix()
-        found.append(Table(site, split, home, columns, rows))
-    return found
+        try:
+            table = read_table(path)
+        except DataError as error:
+            raise UserError(f"init: {error}") from None
+        if table.empty:
+            raise UserError(f"init: {path.name}: expected rows, got none")
+        if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
+            odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
+            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+        named = path.parent.name if nested else path.stem if len(paths) > 1 and not by_split else ""
+        beside = {
+            HOME: path.parent.relative_to(base).as_posix(),
+            SITE: site_name(named) if named else "",
+            SPLIT: SPLIT_OF.get(path.stem.lower(), "") if by_split or nested else "",
+        }
+        found.append(table.assign(**beside))
+    return pd.concat(found, ignore_index=True)
 
 
-def _content(path: Path) -> tuple[tuple[str, ...], tuple[Row, ...]]:
-    import pandas as pd
+def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
+    """The column of a role, "" where there is none.
 
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = pd.read_parquet(path)
-            table = table.astype(object).where(table.notna(), "").map(_cell)
-        else:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                head = file.readline()
-            sign = max(",;\t|", key=head.count)
-            table = pd.read_csv(
-                path, dtype=str, keep_default_na=False, skipinitialspace=True, sep=sign, encoding="utf-8-sig"
-            )
-    except ImportError:
-        raise UserError(f"init: {path.name}: Parquet needs pyarrow: pip install 'fairflare[parquet]'") from None
-    except Exception as error:  # pandas raises its own and its parsers' errors
-        raise UserError(f"init: {path.name}: cannot be read as a table ({type(error).__name__})") from None
-    columns = tuple(str(name).strip() for name in table.columns)
-    cells = table.itertuples(index=False, name=None)
-    rows = tuple({name: str(cell).strip() for name, cell in zip(columns, row)} for row in cells)
-    if not rows:
-        raise UserError(f"init: {path.name}: expected rows, got none")
-    return columns, rows
-
-
-def _cell(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _plain(name: str) -> str:
-    return "".join(sign for sign in name.lower() if sign.isalnum())
-
-
-def _role(role: str, columns: Sequence[str], chosen: Choices) -> str:
-    """The column of a role, "" where there is none; UserError where the user names one that is not there."""
+    Raises:
+        UserError: the user names one that is not there, or several may be meant and nobody can be asked.
+    """
     given = getattr(chosen, role, "")
     if given == "none":
         return ""
@@ -150,8 +120,26 @@ def _role(role: str, columns: Sequence[str], chosen: Choices) -> str:
         if given not in columns:
             raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
         return str(given)
-    by_plain = {_plain(name): name for name in reversed(columns)}
-    return next((by_plain[name] for name in NAMES[role] if name in by_plain), "")
+    fits = [name for word in NAMES[role] for name in columns if bare(name) == word]
+    fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
+    if len(fits) < 2 or role == "split":
+        return fits[0] if fits else ""
+    # Columns that say the same, as a hospital's name and its number, are one.
+    different = [name for name in fits if table.groupby([fits[0], name]).ngroups > table[fits[0]].nunique()]
+    if role == "site" and not different:
+        return fits[0]
+    fits = [fits[0], *different] if different else [max(fits, key=lambda name: table[name].nunique())]
+    if len(fits) == 1:
+        return fits[0]
+    readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", f"--{role} {name}") for name in fits]
+    return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
+
+
+def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
+    label = _role("label", table, columns, chosen)
+    if not label:
+        raise UserError(f"init: --label COLUMN says which; the table has: {some(columns, 12)}")
+    return label
 
 
 def _index(files: Files) -> dict[str, str]:
@@ -163,166 +151,180 @@ def _index(files: Files) -> dict[str, str]:
     return found | {path: path for path in files.images}
 
 
-def _place(cell: str, home: str, index: Mapping[str, str]) -> str:
-    """The image that a cell names: relative to the table, to the folder of all, or by its name alone."""
-    text = cell.replace("\\", "/").removeprefix("./")
-    near = f"{home}/{text}" if home != "." else text
-    return index.get(near) or index.get(text) or index.get(PurePosixPath(text).name, "") if text else ""
+def _places(table: pd.DataFrame, name: str, index: Mapping[str, str]) -> list[str]:
+    """The image that each cell names, "" where none: relative to the table, to the folder of all, or by its name."""
+    found = []
+    for cell, home in zip(table[name], table[HOME], strict=True):
+        text = cell.replace("\\", "/").removeprefix("./")
+        near = f"{home}/{text}" if home != "." else text
+        hit = index.get(near) or index.get(text) or index.get(PurePosixPath(text).name, "") if text else ""
+        found.append(hit)
+    return found
 
 
-def _column_of_files(
-    tables: Sequence[Table], columns: Sequence[str], index: Mapping[str, str], fits: Callable[[str], bool]
-) -> str:
-    """The column most of whose cells name images that ``fits``; the first of equals."""
+def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping[str, str], *, masks: bool) -> str:
+    """The column most of whose cells name images (or masks); the first of equals."""
     best, most = "", HALF
     for name in columns if index else ():
-        cells = [(row[name], table.home) for table in tables for row in table.rows if not is_missing(row[name])]
-        hits = sum(bool((path := _place(cell, home, index)) and fits(path)) for cell, home in cells)
-        share = hits / len(cells) if cells else 0.0
-        if share > most:
-            best, most = name, share
+        filled = int((~table[name].map(is_missing)).sum())
+        hits = sum(bool(path) and naming.is_mask(path) == masks for path in _places(table, name, index))
+        if filled and hits / filled > most:
+            best, most = name, hits / filled
     return best
 
 
-def _site_of(files: Files, table: Table, row: Row, role: Mapping[str, str], chosen: Choices) -> str:
-    if chosen.site == "none":
-        return root_name(files.root)
-    if role["site"]:
-        return site_name(row[role["site"]])
-    return table.site or root_name(files.root)
+def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str]) -> str:
+    """The column whose cells are names of folders of images or beginnings of their names: BIDS' participants.tsv."""
+    known = {part for path in files.images for part in PurePosixPath(path).parts[:-1]}
+    known |= {name for name in level_table(files, files.images, Choices()).get(NAME, ()) if name}
+    for name in columns:
+        cells = table[name][~table[name].map(is_missing)]
+        if len(cells) and cells.is_unique and cells.isin(known).mean() > HALF:
+            return name
+    return ""
 
 
-def _split_of(table: Table, row: Row, column: str) -> str:
-    return SPLIT_OF.get(row[column].lower(), "") if column else table.split
+def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
+    """Images whose label stands in a table of patients."""
+    rows = {cell: k for k, cell in enumerate(table[key])}
+    images = [path for path in files.images if not naming.is_mask(path)]
+    levels = level_table(files, images, Choices())
+    names = levels.get(NAME, pd.Series([""] * len(images)))
+    where = []
+    for path, name in zip(images, names, strict=True):
+        parts = [*PurePosixPath(path).parts[:-1], name]
+        where.append(next((rows[part] for part in parts if part in rows), -1))
+    kept = [k for k, row in enumerate(where) if row >= 0]
+    joined = table.iloc[[where[k] for k in kept]].reset_index(drop=True).assign(**{HOME: "."})
+    image = "@image"
+    joined[image] = [images[k] for k in kept]
+    patient = chosen.patient or key
+    found = _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
+    lost = len(images) - len(kept)
+    note = (f"{lost} images are of nobody in the table and are left out",) if lost else ()
+    return replace(found, notes=(*found.notes, *note))
+
+
+def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> list[str]:
+    if column:
+        if empty := int(table[column].map(is_missing).sum()):
+            raise UserError(f"init: {column}: expected the site of every row, {empty} have none")
+        names = {cell: site_name(cell) for cell in table[column].unique()}
+        return [names[cell] for cell in table[column]]
+    root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
+    return [site or root for site in (table[SITE] if chosen.site != "none" else [""] * len(table))]
+
+
+def _splits(table: pd.DataFrame, column: str) -> list[str]:
+    if not column:
+        return list(table[SPLIT])
+    words = {cell: SPLIT_OF.get(cell.lower(), "") for cell in table[column].unique()}
+    return [words[cell] for cell in table[column]]
+
+
+def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict[str, str]:
+    found = {name: _role(name, table, columns, chosen) for name in ("site", "patient", "split")}
+    split = found["split"]
+    if split and not any(cell.lower() in SPLIT_OF for cell in table[split].unique()):
+        found["split"] = ""
+    return found
 
 
 def _images(
     files: Files,
-    tables: Sequence[Table],
+    table: pd.DataFrame,
+    columns: Sequence[str],
     image: str,
     index: Mapping[str, str],
-    role: Mapping[str, str],
     chosen: Choices,
 ) -> Found:
-    columns = tables[0].columns
-    mask = "" if chosen.kind == "classification" else _column_of_files(tables, columns, index, naming.is_mask)
-    label = mask or chosen.label or _role("label", columns, Choices())
-    beside: Mapping[str, str] = {}
+    role = _roles(table, columns, chosen)
+    mask = "" if chosen.kind == "classification" else _column_of_files(table, columns, index, masks=True)
+    label, beside = mask or chosen.label, {}
     if not label:
-        beside = naming.pairs(files.images)[0]
-    if not any(beside.values()) and label not in columns:
-        raise UserError(_no_label(columns, label))
-    keep = _attributes(tables, [image, label, *role.values()])
-    examples, gone, bare = [], [], 0
-    for table in tables:
-        for row in table.rows:
-            path = _place(row[image], table.home, index)
-            text = _place(row[mask], table.home, index) if mask else row[label] if label else beside.get(path, "")
-            if not path:
-                gone.append(row[image])
-            elif is_missing(text):
-                bare += 1
-            else:
-                site, split = _site_of(files, table, row, role, chosen), _split_of(table, row, role["split"])
-                patient = row[role["patient"]] if role["patient"] else ""
-                about = _about(row, keep)
-                examples.append(Example(site, path, text, split, "" if is_missing(patient) else patient, about))
-    notes: tuple[str, ...] = (f"{bare} rows have no label and are left out",) if bare else ()
-    notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {gone[0]}",) if gone else ()
-    patients = f"column {role['patient']}" if role["patient"] else ""
+        beside = naming.pairs(files.images)[0] if chosen.kind != "classification" else {}
+        if not any(beside.values()):
+            label = _label(table, columns, chosen)
+    if label and label not in columns:
+        raise UserError(f"--label: expected a column; the table has: {some(columns, 12)}, got {shown(label)}")
+    paths = _places(table, image, index)
+    texts = _places(table, mask, index) if mask else table[label] if label else [beside.get(path, "") for path in paths]
+    there = pd.Series([bool(path) for path in paths])
+    labelled = pd.Series([not is_missing(text) for text in texts])
+    kept = table[there & labelled].reset_index(drop=True)
+    images = [path for path, keep in zip(paths, there & labelled, strict=True) if keep]
+    if not images:
+        raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
+    labels = [text for text, keep in zip(texts, there & labelled, strict=True) if keep]
+    sites = _sites(files, kept, role["site"], chosen)
+    if role["patient"]:
+        patients = ["" if is_missing(cell) else cell for cell in kept[role["patient"]]]
+        whence = f"column {role['patient']}"
+    else:
+        patients, whence = patients_of(
+            level_table(files, images, chosen), sites, _folder_of_patients(files, images), chosen
+        )
+    groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
+    examples = [
+        Example(*one)
+        for one in zip(
+            sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups), strict=True
+        )
+    ]
+    bare_rows, gone = (
+        int((there & ~labelled).sum()),
+        [cell for cell, keep in zip(table[image], there, strict=True) if not keep],
+    )
+    notes: tuple[str, ...] = (f"{bare_rows} rows have no label and are left out",) if bare_rows else ()
+    notes += (
+        (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",) if gone else ()
+    )
     if mask or not label:
-        names, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
-        return Found("segmentation", "a table of images and masks", examples, names, options, patients, notes)
-    names = class_names((one.label for one in examples), chosen.classes)
-    return Found("classification", f"a table of images with column {label}", examples, names, {}, patients, notes)
+        names, options = masks.structures(files.root, labels, chosen.classes, {})
+        return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
+    check_outcome(label, labels, chosen)
+    names = class_names(labels, chosen.classes)
+    return Found("classification", f"a table of images with column {label}", examples, names, {}, whence, notes)
 
 
-def _rows(files: Files, tables: Sequence[Table], role: Mapping[str, str], chosen: Choices) -> Found:
-    columns = tables[0].columns
+def _folder_of_patients(files: Files, images: Sequence[str]) -> str:
+    """The level of folders that are patients, where no column says them."""
+    from fairflare.app.intake.levels import is_patient_level
+
+    table = level_table(files, images, Choices())
+    levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
+    return next((name for name in levels if is_patient_level(table, name, levels)), "")
+
+
+def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     if chosen.kind in ("classification", "segmentation"):
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
-    label = chosen.label or _role("label", columns, Choices())
-    if label not in columns:
-        raise UserError(_no_label(columns, label))
-    taken = [label, *role.values()]
-    keep = _attributes(tables, taken)
-    features = [name for name in columns if name not in taken and _is_number(tables, name) and not _is_id(tables, name)]
-    if not features:
-        raise UserError(f"init: expected columns of numbers as features; the table has: {some(columns, 12)}")
-    examples, bare = [], 0
-    for table in tables:
-        for row in table.rows:
-            if is_missing(row[label]):
-                bare += 1
-                continue
-            site, split = _site_of(files, table, row, role, chosen), _split_of(table, row, role["split"])
-            patient = row[role["patient"]] if role["patient"] else ""
-            cells = {name: "" if is_missing(row[name]) else row[name] for name in features}
-            examples.append(Example(site, "", row[label], split, patient, _about(row, keep), cells))
-    unused = [name for name in columns if name not in (*features, *taken, *keep)]
-    notes: tuple[str, ...] = (f"{bare} rows have no {label} and are left out",) if bare else ()
-    notes += (f"columns left out, which are no numbers: {some(unused, 8)}",) if unused else ()
-    notes += ("make sure that no feature is known only after the outcome",)
-    options = {"label": label, "features": ",".join(features)}
-    names = class_names((one.label for one in examples), chosen.classes)
-    patients = f"column {role['patient']}" if role["patient"] else ""
-    return Found("tabular", f"tables with column {label}", examples, names, options, patients, notes)
-
-
-def _no_label(columns: Sequence[str], label: str) -> str:
-    known = f"the table has: {some(columns, 12)}"
-    return (
-        f"--label: expected a column; {known}, got {label!r}" if label else f"init: --label COLUMN says which; {known}"
+    label = _label(table, columns, chosen)
+    role = _roles(table, columns, chosen)
+    if chosen.since and chosen.since not in columns:
+        raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
+    missing = table[label].map(is_missing)
+    kept = table[~missing].reset_index(drop=True)
+    if kept.empty:
+        raise UserError(f"init: {label}: expected labels, every row has none")
+    check_outcome(label, kept[label], chosen)
+    names = class_names(kept[label], chosen.classes)
+    sites = _sites(files, kept, role["site"], chosen)
+    taken = [label, *(name for name in role.values() if name)]
+    groups = group_columns(kept[list(columns)], taken, chosen.groups)
+    found = predictors(kept[list(columns)], kept[label], taken, pd.Series(sites), chosen)
+    cells = pd.DataFrame(found.cells).to_dict("records")
+    patients = (
+        ["" if is_missing(cell) else cell for cell in kept[role["patient"]]] if role["patient"] else [""] * len(kept)
     )
-
-
-def _attributes(tables: Sequence[Table], taken: Sequence[str]) -> list[str]:
-    """Columns by which patients may be grouped."""
-    found = []
-    for name in tables[0].columns:
-        plain = _plain(name)
-        if name in taken or (plain not in ATTRIBUTES and plain not in AGE):
-            continue
-        values = {row[name] for table in tables for row in table.rows if not is_missing(row[name])}
-        few = 2 <= len(values) <= MOST_VALUES and not any(sign in value for value in values for sign in "|;=+")
-        if (plain in AGE and _is_number(tables, name)) or (plain in ATTRIBUTES and few):
-            found.append(name)
-    return found
-
-
-def grouped(columns: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Of each row the cells by which patients may be grouped, ages as bands."""
-    keep = _attributes([Table("", "", ".", tuple(columns), tuple(rows))], [])
-    return [_about(row, keep) for row in rows]
-
-
-def _about(row: Row, keep: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in keep:
-        if is_missing(row[name]):
-            continue
-        if _plain(name) in AGE:
-            found[BAND] = next((word for most, word in BANDS if float(row[name]) < most), BANDS[-1][1])
-        else:
-            found[name] = row[name]
-    return found
-
-
-def _is_number(tables: Sequence[Table], name: str) -> bool:
-    cells = [row[name] for table in tables for row in table.rows if not is_missing(row[name])]
-    return bool(cells) and all(_number(cell) for cell in cells)
-
-
-def _number(cell: str) -> bool:
-    try:
-        return abs(float(cell)) < 1e300
-    except ValueError:
-        return False
-
-
-def _is_id(tables: Sequence[Table], name: str) -> bool:
-    """Whether a column numbers the rows: called an id, or empty as pandas writes its index."""
-    plain = _plain(name)
-    if plain not in ("", "id", "index", "unnamed0", "rowid", "row") and not plain.endswith("id"):
-        return False
-    return all(len({row[name] for row in table.rows}) == len(table.rows) for table in tables)
+    splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
+    examples = [
+        Example(site, "", text, split, patient, own, row)
+        for site, text, split, patient, own, row in zip(sites, kept[label], splits, patients, about, cells, strict=True)
+    ]
+    notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
+    notes += [*found.notes, "make sure that no predictor is known only after the outcome"]
+    options = {"label": label, **as_options(found)}
+    whence = f"column {role['patient']}" if role["patient"] else ""
+    layout = f"tables with column {label}"
+    return Found("tabular", layout, examples, names, options, whence, tuple(notes), tuple(found.suspects))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairflare.clinic.kinds.own import INSIDE
+from fairflare.clinic.readers.geometry import form_of, looks_like_image
 from fairflare.clinic.readers.naming import is_image
+from fairflare.clinic.readers.tables import SUFFIXES
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 
@@ -22,11 +24,12 @@ class Files:
     """What lies below a folder, as paths relative to it, in natural order.
 
     Attributes:
-        root: the folder.
+        root: the folder, or a table's file.
         images: those that can be read.
         others: images of other formats.
         links_out: images whose file lies outside of ``root``, by a symbolic link.
         dead: links whose file is gone.
+        dicom: of ``images``, those in DICOM format, whatever their names.
     """
 
     root: Path
@@ -34,6 +37,7 @@ class Files:
     others: tuple[str, ...]
     links_out: tuple[str, ...]
     dead: tuple[str, ...]
+    dicom: frozenset[str] = frozenset()
 
 
 def walk(root: Path) -> Files:
@@ -42,10 +46,13 @@ def walk(root: Path) -> Files:
     Raises:
         UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.
     """
+    if root.is_file() and root.suffix.lower() in SUFFIXES:
+        return Files(root, (), (), (), ())
     if not root.is_dir():
-        raise UserError(f"init: expected a folder, got {root}")
+        kinds = ", ".join(SUFFIXES)
+        raise UserError(f"init: expected a folder, or a table ({kinds}), got {root}")
     home = root.resolve()
-    found: dict[str, list[str]] = {"images": [], "others": [], "links_out": [], "dead": []}
+    found: dict[str, list[str]] = {"images": [], "others": [], "links_out": [], "dead": [], "dicom": []}
     seen, count = set(), 0
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
@@ -58,22 +65,30 @@ def walk(root: Path) -> Files:
             raise UserError(f"init: expected at most {MOST_FILES} files below {root}")
         for name in names:
             _sort(Path(folder, name), root, home, found)
-    return Files(root, **{key: tuple(sorted(paths, key=natural)) for key, paths in found.items()})
+    dicom = frozenset(found.pop("dicom"))
+    return Files(root, **{key: tuple(sorted(paths, key=natural)) for key, paths in found.items()}, dicom=dicom)
 
 
 def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> None:
     if path.name.startswith("."):
         return
     text = path.relative_to(root).as_posix()
-    if is_image(path.name):
+    if is_image(path.name) or (_names_no_format(path) and looks_like_image(path)):
         if not path.is_file():
             found["dead"].append(text)
             return
         found["images"].append(text)
+        if form_of(path) == "dicom":
+            found["dicom"].append(text)
         if not path.resolve().is_relative_to(home):
             found["links_out"].append(text)
     elif path.name.lower().endswith(OTHERS):
         found["others"].append(text)
+
+
+def _names_no_format(path: Path) -> bool:
+    """Whether a file's name has no ending, or a number for one, as in archives."""
+    return path.suffix == "" or path.suffix[1:].isdigit()
 
 
 def _is_hidden(name: str) -> bool:

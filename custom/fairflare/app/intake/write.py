@@ -5,6 +5,7 @@ DIR/fairflare/
     dataset.json            what the data are: kind, classes, options, sites
     <site>.json, <site>.csv the site's datalist, whose paths start at DIR, or its table with a column "split"
     sites/<site>.yaml       a site's configuration
+    preview.html            three examples of every class at every site
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.app.intake.found import SPLITS, Example, Found, check_sites
+from fairflare.app.intake.found import SPLITS, Example, Found, check_sites, check_texts
+from fairflare.app.intake.preview import page
 from fairflare.clinic.kinds.own import DESCRIPTION, INSIDE, mark_of
 from fairflare.clinic.preflight import PATIENT
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
 
+PREVIEW = "preview.html"
 SHORT = dict(zip(SPLITS, ("train", "val", "test")))
 
 
@@ -32,7 +35,7 @@ def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
     """Path below ``root``/fairflare -> text.
 
     Args:
-        root: the folder of the data.
+        root: the folder of the data, or of the one table that they are.
         found: what it holds, every example in a split.
         links: whether symbolic links may lead out of it.
 
@@ -40,7 +43,8 @@ def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
         UserError: two sites have names that a file system may take for one.
     """
     check_sites(found.sites)
-    files = {f"{DESCRIPTION}.json": _json(description(root, found, links))}
+    check_texts(found)
+    files = {f"{DESCRIPTION}.json": _json(description(root, found, links)), PREVIEW: page(root, found)}
     home = str(root.resolve())
     for site in found.sites:
         name = f"{site}.csv" if found.kind == "tabular" else f"{site}.json"
@@ -89,21 +93,23 @@ def _list(found: Found, site: str) -> str:
     return _json(lists)
 
 
-def _entry(one: Example, kept: set[str]) -> dict[str, str]:
+def _entry(one: Example, kept: set[str]) -> dict[str, str | int]:
     about = {name: value for name, value in one.about.items() if name in kept}
     patient = {PATIENT: one.patient} if one.patient else {}
-    return {"image": one.image, "label": one.label, **about, **patient}
+    frame = {} if one.frame is None else {"frame": one.frame}
+    return {"image": one.image, "label": one.label, **frame, **about, **patient}
 
 
 def _table(found: Found, site: str) -> str:
     """The site's rows without the patients' names, which the splits have no more need of."""
-    kept = list(attributes(found))
-    features = found.options["features"].split(",")
+    own = found.of(site)
+    columns = list(own[0].cells)
+    kept = [name for name in attributes(found) if name not in columns]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([found.options["label"], *features, *kept, "split"])
-    for one in found.of(site):
-        cells = [one.cells[name] for name in features]
+    writer.writerow([found.options["label"], *columns, *kept, "split"])
+    for one in own:
+        cells = one.cells.values()
         writer.writerow([one.label, *cells, *(one.about.get(name, "") for name in kept), SHORT[one.split]])
     return text.getvalue()
 

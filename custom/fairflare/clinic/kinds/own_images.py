@@ -14,6 +14,7 @@ from fairflare.clinic.inputs import ImageInputs
 from fairflare.clinic.kinds.own import OwnData, read_description
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.clinic.readers.pictures import Reader
+from fairflare.clinic.readers.stored import ends_of
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
@@ -31,6 +32,7 @@ class OwnImages(OwnData):
     channels: int
     mean: str
     std: str
+    window: str
     augment: bool
 
     @abstractmethod
@@ -93,4 +95,5 @@ class OwnImages(OwnData):
         self._check_own(fewest)
         expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        ends_of(self.window)  # raises where it cannot be read
         self._scaling()

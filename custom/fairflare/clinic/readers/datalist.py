@@ -6,9 +6,10 @@
      "testing":    [...]}
 
 "label" is a class's number or name (classification) or the path of a mask (segmentation); an entry without one is left
-out, and counted. Paths are relative to the data root and must stay inside it. Further keys are attributes. The
-Decathlon's own ``dataset.json`` is read too: its "test" is a list of paths without labels. For tables there is one
-file: see ``tabular``.
+out, and counted. {"image": "volume.nii.gz", "frame": 3, ...} is one slice of a file of several, counted from 0; in a
+mask that holds several, too, it is the same one. Paths are relative to the data root and must stay inside it. Further
+keys are attributes. The Decathlon's own ``dataset.json`` is read too: its "test" is a list of paths without labels.
+For tables there is one file: see ``tabular``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,37 @@ NO_LABEL = "no_label"
 """Code of an entry without a label, which is no mistake."""
 LONGEST_NAMES = 60
 """Characters of the classes' names that a message lists."""
+FRAME = "frame"
+"""Key of an entry that names one slice of a file of several."""
 DECATHLON_TESTS = "test"
 """What the Decathlon calls its list of test images."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One slice of a file that holds several.
+
+    Attributes:
+        path: the file.
+        number: of the slice, from 0: a frame of DICOM, a place on the last axis of NIfTI.
+    """
+
+    path: Path
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The file's name and the slice, "volume.nii.gz[3]"."""
+        return f"{self.path.name}[{self.number}]"
+
+
+def file_of(source: Path | Frame) -> Path:
+    """The file that a slice lies in."""
+    return source.path if isinstance(source, Frame) else source
+
+
+Source = Path | Frame | np.ndarray
+"""Where an image is: a file of one slice, one slice of a file, or in memory, uint8 (H, W) or (H, W, 3)."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +69,12 @@ class Item:
     """One example.
 
     Attributes:
-        image: a file, or uint8 (H, W) or (H, W, 3).
+        image: where it is.
         label: its class, or its mask: a file, or uint8 (H, W) of pixel values.
         attributes: as text.
     """
 
-    image: Path | np.ndarray
+    image: Source
     label: int | Path | np.ndarray
     attributes: dict[str, str] = field(default_factory=dict)
 
@@ -126,8 +156,13 @@ def _item(where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str
     if given is None or given == "" or given != given:  # NaN: how a table's empty cell may be written
         raise DataError(NO_LABEL, f"{where}: has no label")
     label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
-    attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label")}
-    return Item(inside(root, entry["image"], f"{where}: image", links), label, attributes)
+    attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
+    image: Source = inside(root, entry["image"], f"{where}: image", links)
+    if (number := entry.get(FRAME)) is not None:
+        if type(number) is not int or number < 0:
+            raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
+        image = Frame(image, number)
+    return Item(image, label, attributes)
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

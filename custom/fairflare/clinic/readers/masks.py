@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflare.clinic.readers.datalist import Frame, file_of
 from fairflare.clinic.readers.geometry import NIFTI, Geometry, suffix_of
 
 SMALLEST = 1e-12
+SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.png|\.jpe?g|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
+"""The end of an image's name, with the slice in a file of several."""
 
 
-def ending(image: Path, place: Geometry) -> str:
+def mask_stem(image: str) -> str:
+    """What the name of an image's mask begins with: "a" of "a.png", "a_3" of "a.nii.gz[3]"."""
+    return SUFFIX.sub(lambda found: f"_{found[2]}" if found[2] else "", image, count=1)
+
+
+def ending(image: Path | Frame, place: Geometry) -> str:
     """What a mask of the image is called: NIfTI where the image has an affine, else PNG."""
-    suffix = suffix_of(image)
+    suffix = suffix_of(file_of(image))
     return suffix if suffix in NIFTI else ".nii.gz" if place.affine is not None else ".png"
 
 
@@ -70,7 +79,7 @@ def _margin(p: Tensor, threshold: float) -> Tensor:
     return torch.where((p >= threshold) & (found <= 0), torch.full_like(found, SMALLEST), found)
 
 
-def write_mask(path: Path, mask: np.ndarray, image: Path, place: Geometry) -> None:
+def write_mask(path: Path, mask: np.ndarray, image: Path | Frame, place: Geometry) -> None:
     """Write ``mask`` (H, W) with the image's size, spacing and affine."""
     if path.suffix == ".png":
         from PIL import Image
@@ -79,13 +88,13 @@ def write_mask(path: Path, mask: np.ndarray, image: Path, place: Geometry) -> No
         return
     import nibabel
 
-    if suffix_of(image) in NIFTI:
-        source: Any = nibabel.load(image)
+    if suffix_of(file_of(image)) in NIFTI:
+        source: Any = nibabel.load(file_of(image))
         shape = place.shape[:2] if len(place.shape) == 2 or place.shape[2] != 1 else place.shape[:3]
-        made = nibabel.Nifti1Image(mask.reshape(shape), source.affine)
+        made = nibabel.Nifti1Image(mask.reshape(shape), place.affine)
         made.header.set_xyzt_units(*source.header.get_xyzt_units())
         for kind in ("sform", "qform"):
-            getattr(made, f"set_{kind}")(source.affine, int(source.header[f"{kind}_code"]))
+            getattr(made, f"set_{kind}")(place.affine, int(source.header[f"{kind}_code"]))
     else:
         made = nibabel.Nifti1Image(mask[..., None], place.affine)
     nibabel.save(made, path)

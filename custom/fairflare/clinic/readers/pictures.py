@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and masks from files, one 2D slice each: PNG, JPEG, NIfTI and DICOM, read by MONAI's readers."""
+"""Images and masks from files, one 2D slice each: PNG, JPEG, NIfTI and DICOM."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic.readers.datalist import Item
+from fairflare.clinic.readers import dicom, nifti
+from fairflare.clinic.readers.datalist import Frame, Item, Source, file_of
+from fairflare.clinic.readers.geometry import form_of, frames, geometry_of
+from fairflare.clinic.readers.stored import HIGH, LOW, Stored, finite, unreadable
 from fairflare.core.errors import DataError
 
-LOW, HIGH = 0.5, 99.5
-"""Percentiles that images without a natural range (NIfTI, DICOM) are scaled between."""
-DICOM = (".dcm", ".dicom", "")
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
-NATURAL = (".png", ".jpg", ".jpeg")
-MOST_PIXELS = 2 * 10**8
-"""Of a file, by its header: a small archive may say that it holds more than there is memory. PIL has its own bound."""
+BELOW = 0.05
+"""Share of its range that lies below zero in an image whose values have a zero that means something, as CT has."""
+POINTS = 201
+"""Quantiles that are kept of an image that was looked at."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +38,44 @@ class Reader:
         values: structure -> the pixel values that belong to it in a mask file; structures may share values (a cup lies
             in its disc). None: an item's label is its class.
         background: pixel values of no structure.
+        window: what values without a natural range are scaled by, see ``stored.Stored.scaled``.
     """
 
     size: int
     channels: int
     values: Mapping[str, Sequence[int]] | None = None
     background: Sequence[int] = (0,)
+    window: str = ""
 
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
 
         Raises:
-            DataError: "unreadable", "not_2d", "shape" (the mask's differs from the image's) or "mask_values".
+            DataError: "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or
+                "mask_values".
         """
-        pixels, stretched = _slice(item.image)
-        image = self._image(pixels, stretched)
+        found = _slice(item.image, self.window)
+        image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
         if isinstance(item.label, int):
             raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
-        mask = _slice(item.label)[0][0]
-        if mask.shape != pixels.shape[1:]:
-            image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (pixels.shape[1:], mask.shape))
+        mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
+        if mask.shape != found.pixels.shape[1:]:
+            image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
             raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
         return image, self._mask(mask, _named(item.label))
 
-    def image(self, source: Path | np.ndarray) -> Tensor:
+    def image(self, source: Source) -> Tensor:
         """uint8 (channels, size, size)."""
-        return self._image(*_slice(source))
+        return self._image(_slice(source, self.window))
 
-    def mask(self, source: Path | np.ndarray) -> Tensor:
+    def mask(self, source: Source) -> Tensor:
         """uint8 (structures, size, size) of 0 and 1."""
-        return self._mask(_slice(source)[0][0], _named(source))
+        return self._mask(_slice(source, mask=True).pixels[0], _named(source))
 
-    def _image(self, pixels: np.ndarray, stretched: bool) -> Tensor:
-        image = torch.from_numpy(_scaled(pixels, stretched)).float()
+    def _image(self, found: Stored) -> Tensor:
+        image = torch.from_numpy(found.scaled(self.window)).float()
         if len(image) != self.channels:
             image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
         if image.shape[1:] != (self.size, self.size):
@@ -93,9 +96,9 @@ class Reader:
         return masks.to(torch.uint8)
 
 
-def stored(path: Path) -> np.ndarray:
-    """float32 (C, H, W): the pixels of a file as stored; DataError: "unreadable" or "not_2d"."""
-    return _slice(path)[0]
+def stored(source: Source) -> np.ndarray:
+    """float32 (C, H, W): the values of a mask as stored; DataError: "unreadable", "not_2d" or "nonfinite"."""
+    return _slice(source, mask=True).pixels
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class Looked:
         mean: of each of three channels on [0, 1], as a reader scales them.
         square: mean of their squares.
         grey_square: the same of the channels' mean.
+        quantiles: of its values, evenly spaced from the lowest to the highest; () where they lie on 0 to 255 or are
+            scaled by a window that somebody has chosen.
+        measured: whether its values are measured from a zero that means the same in every image: Hounsfield units, or
+            NIfTI with values well below zero.
     """
 
     height: int
@@ -119,100 +126,98 @@ class Looked:
     mean: tuple[float, ...]
     square: tuple[float, ...]
     grey_square: float
+    quantiles: tuple[float, ...] = ()
+    measured: bool = False
 
 
-def looked_at(source: Path | np.ndarray) -> Looked:
-    """What the image ``source`` is like; raises DataError where it cannot be read."""
-    pixels, stretched = _slice(source)
-    pixels = _scaled(pixels, stretched) / 255
+def looked_at(source: Source, window: str = "") -> Looked:
+    """What the image ``source`` is like, scaled by ``window``; raises DataError where it cannot be read."""
+    found = _slice(source, window)
+    pixels = found.scaled(window) / 255
     pixels = pixels if len(pixels) == 3 else pixels.mean(0, keepdims=True).repeat(3, axis=0)
     mean, square = (part.mean((1, 2), dtype=np.float64) for part in (pixels, pixels**2))
+    free = not found.natural and not window and isinstance(source, (Path, Frame))
+    quantiles = np.quantile(found.pixels.astype(np.float64), np.linspace(0, 1, POINTS)) if free else np.empty(0)
     return Looked(
         height=pixels.shape[1],
         width=pixels.shape[2],
-        spacing=_spacing(source) if stretched else None,
+        spacing=_spacing(source),
         coloured=bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
         mean=tuple(map(float, mean)),
         square=tuple(map(float, square)),
         grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
+        quantiles=tuple(map(float, quantiles)),
+        measured=free and (found.hounsfield or (_form(source) == "nifti" and _is_measured(found.pixels))),
     )
 
 
-def _spacing(source: Path | np.ndarray) -> float | None:
-    """The mean edge of a pixel in mm, as the file's own header says."""
-    if isinstance(source, np.ndarray):
-        return None
-    found = [float(edge) for edge in getattr(_read(source), "pixdim", ())[:2]]
-    return sum(found) / len(found) if found and min(found) > 0 else None
-
-
-def _scaled(pixels: np.ndarray, stretched: bool) -> np.ndarray:
-    """Values from 0 to 255, those without a natural range between two percentiles."""
-    if not stretched and pixels.max() <= 255:
-        return pixels
+def _is_measured(pixels: np.ndarray) -> bool:
     low, high = np.percentile(pixels, (LOW, HIGH))
-    return np.clip((pixels - low) / max(high - low, 1e-6), 0, 1) * 255
+    return bool(low < 0 and -low >= BELOW * (high - low))
 
 
-def _slice(source: Path | np.ndarray) -> tuple[np.ndarray, bool]:
-    """float32 (C, H, W) as stored, and whether its range is the scanner's rather than 0 to 255."""
+def _spacing(source: Source) -> float | None:
+    """The mean edge of a pixel in mm, as the file's own header says."""
+    place = None if isinstance(source, np.ndarray) else geometry_of(source)
+    edges = place.spacing if place is not None else None
+    return sum(edges) / len(edges) if edges and min(edges) > 0 else None
+
+
+def _form(source: Source) -> str:
+    return "" if isinstance(source, np.ndarray) else form_of(file_of(source))
+
+
+def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
     if isinstance(source, np.ndarray):
         found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
-        return found.astype(np.float32), False
-    suffix = source.suffix.lower()
-    found = np.asarray(_read(source), dtype=np.float32)
-    found = found[..., 0] if found.ndim == 4 and found.shape[-1] == 1 else found
-    if found.ndim == 3 and found.shape[0] not in (1, 3, 4) and found.shape[-1] == 1:
-        found = np.moveaxis(found, -1, 0)
-    if found.ndim != 3 or found.shape[0] not in (1, 2, 3, 4):
-        raise DataError("not_2d", f"{source.name}: expected one 2D slice, got an array of shape {found.shape}")
-    without_alpha = found[: {4: 3, 2: 1}.get(len(found), len(found))]
-    return without_alpha, suffix not in NATURAL
+        return _natural(found.astype(np.float32))
+    path, k = (source.path, source.number) if isinstance(source, Frame) else (source, None)
+    form = form_of(path)
+    if form == "dicom":
+        return dicom.read(path, k, window=window, mask=mask)
+    if form == "nifti":
+        return nifti.read(path, k, window="" if mask else window)
+    if k:
+        raise DataError("not_2d", f"{path.name}: expected frame 0 of a picture, got {k}")
+    return _natural(_picture(path))
 
 
-def _read(source: Path) -> Any:
-    suffix = source.suffix.lower()
+def _natural(pixels: np.ndarray) -> Stored:
+    """Of 8 bits a value is what it is; of 16 it may be anything."""
+    return Stored(pixels, natural=bool(pixels.max() <= 255))
+
+
+def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
+    """Where the mask of an image is: at the same slice of a file of several."""
+    if isinstance(image, Frame) and isinstance(label, Path) and frames(label) > 1:
+        return Frame(label, image.number)
+    return label
+
+
+def _picture(path: Path) -> np.ndarray:
+    """float32 (C, H, W)."""
     try:
-        if suffix not in NATURAL and _told(source, suffix) > MOST_PIXELS:
-            raise ValueError
-        return _loader(suffix)(source)
+        found = np.asarray(_loader()(path), dtype=np.float32)
     except Exception as error:  # readers raise whatever their libraries do
-        text = f"{source.name}: cannot be read as an image ({type(error).__name__})"
-        raise DataError("unreadable", text) from None
+        raise unreadable(path, type(error).__name__) from None
+    if found.ndim != 3 or found.shape[0] not in (1, 2, 3, 4):
+        raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {found.shape}")
+    return finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])  # without alpha
 
 
-def _told(source: Path, suffix: str) -> int:
-    """How many numbers a NIfTI or DICOM file holds as its header says; nothing of them is read."""
-    if suffix in DICOM:
-        from pydicom import dcmread
-
-        tags = ["Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"]
-        header = dcmread(source, stop_before_pixels=True, specific_tags=tags)
-        return math.prod(int(header.get(tag) or 1) for tag in tags)
-    import nibabel
-
-    return math.prod(getattr(nibabel.load(source), "shape", ()))
-
-
-def _named(source: Path | np.ndarray) -> str:
-    return source.name if isinstance(source, Path) else "an image in memory"
+def _named(source: Source) -> str:
+    return "an image in memory" if isinstance(source, np.ndarray) else source.name
 
 
 @cache
-def _loader(suffix: str) -> Any:
+def _loader() -> Any:
     import logging
     import warnings
 
-    from monai.data import NibabelReader, PILReader, PydicomReader
+    from monai.data import PILReader
     from monai.transforms import LoadImage
 
     # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for; a slice needs no geometry.
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="(NvImgCodec)?PydicomReader")
-    if suffix in NATURAL:
-        reader: Any = PILReader(reverse_indexing=False)
-    elif suffix in DICOM:
-        reader = PydicomReader(swap_ij=False)
-    else:
-        reader = NibabelReader()
-    return LoadImage(reader=reader, image_only=True, ensure_channel_first=True)
+    return LoadImage(reader=PILReader(reverse_indexing=False), image_only=True, ensure_channel_first=True)

@@ -31,6 +31,9 @@ class Classification(OwnImages):
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
+        window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
+            (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
+            -1000 to 1000 for Hounsfield units, else percentiles.
         model: "small-cnn", "resnet18", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "group", "instance" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images.
@@ -61,6 +64,7 @@ class Classification(OwnImages):
     size: int = 64
     mean: str = ""
     std: str = ""
+    window: str = ""
     channels: int = 3
     build_data: str = ""
     model: str = "small-cnn"
@@ -85,7 +89,7 @@ class Classification(OwnImages):
 
     def reader(self) -> Reader:
         """Images with their class."""
-        return Reader(self.size, self.channels)
+        return Reader(self.size, self.channels, window=self.window)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """See ``scores.classification``."""

@@ -39,6 +39,9 @@ class Segmentation(Masks, OwnImages):
         build_data: "module.function" that builds a site's data in place of lists, see ``clinic.own_data_set``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
+        window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
+            (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
+            -1000 to 1000 for Hounsfield units, else percentiles.
         model: "small-unet", "unet" (the papers'), or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "instance", "group" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images, masks with them.
@@ -67,6 +70,7 @@ class Segmentation(Masks, OwnImages):
     size: int = 64
     mean: str = ""
     std: str = ""
+    window: str = ""
     channels: int = 1
     build_data: str = ""
     model: str = "small-unet"
@@ -112,4 +116,4 @@ class Segmentation(Masks, OwnImages):
 
     def reader(self) -> Reader:
         """Images with their masks."""
-        return Reader(self.size, self.channels, *self.values())
+        return Reader(self.size, self.channels, *self.values(), self.window)

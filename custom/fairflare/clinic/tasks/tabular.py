@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +16,13 @@ from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.readers.table_features import Feature, parsed, stacked
+from fairflare.clinic.readers.tables import SUFFIXES, read_table
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.core.errors import DataError, UserError
+from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -60,7 +57,7 @@ class Tabular(OwnData):
     headline = "balanced_accuracy"
     quick = True
     metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
-    suffixes = (".csv", ".parquet")
+    suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
             "a small network; seconds on a laptop",
@@ -131,8 +128,8 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = as_text(table)
-        return int((found[self.label].str.strip() == "").sum()) if self.label in found.columns else 0
+        found = read_table(table)
+        return int((found[self.label] == "").sum()) if self.label in found.columns else 0
 
     def drawn(self) -> tuple[str, ...]:
         """The split, where a table has no column that says it."""
@@ -146,16 +143,16 @@ class Tabular(OwnData):
         return [name for name in (part.strip() for part in self.features.split(",")) if name]
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
-        table = as_text(path)
+        table = read_table(path)
         for name in (self.label, *self._features(), *self.attributes):
             if name not in table.columns:
                 known = ", ".join(map(str, table.columns))
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
-        table = table[table[self.label].str.strip() != ""]
+        table = table[table[self.label] != ""]
         if len(table) < FEWEST:
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
-        return {str(name): [str(cell).strip() for cell in table[name]] for name in table.columns}
+        return {name: list(table[name]) for name in table.columns}
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
@@ -180,30 +177,6 @@ class Tabular(OwnData):
                 text = f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}"
                 raise DataError("label", text)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
-
-
-def as_text(path: Path) -> pd.DataFrame:
-    """The table with every cell as text, "" where it is empty."""
-    import pandas as pd
-
-    kind = "Parquet" if path.suffix == ".parquet" else "CSV"
-    try:
-        if kind == "Parquet":
-            table = pd.read_parquet(path)
-            return table.astype(object).where(table.notna(), "").map(_cell)
-        return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except ImportError:
-        raise UserError(f"table {path.name}: Parquet needs pyarrow: pip install 'fairflare[parquet]'") from None
-    except Exception as error:  # pandas raises its own and its parsers' errors
-        text = f"table {path.name}: cannot be read as {kind} ({type(error).__name__})"
-        raise DataError("unreadable", text) from None
-
-
-def _cell(value: object) -> str:
-    """A typed cell as a CSV file would have it: 1.0 and True as 1."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(int(value))
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def scaled_by(train: np.ndarray) -> Scaling:

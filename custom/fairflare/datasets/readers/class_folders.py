@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.readers.pictures import NATURAL
+from fairflare.clinic.readers.geometry import NATURAL
 from fairflare.core.errors import DataError
 
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether labels are classes: several findings in one cell, numbers on a scale and dates are none, and hospitals that
+spell labels differently have none in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from fairflare.app.intake.ask import Reading
+from fairflare.app.intake.dates import is_date
+from fairflare.app.intake.found import Choices, Example
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
+from fairflare.core.validation import shown
+
+MOST_GRADES = 6
+"""Different whole numbers that are classes without being asked about."""
+BETWEEN = ("|", ";", "+", "&", "/", ",")
+"""Signs that stand between findings."""
+
+
+def check_outcome(name: str, cells: Iterable[str], chosen: Choices) -> None:
+    """Look at the labels of a table's column ``name``.
+
+    Raises:
+        UserError: they are several findings in one cell, dates, or numbers that may be a scale and nobody can be asked.
+    """
+    counts = pd.Series(list(cells), dtype=object).value_counts()
+    values = [str(value) for value in counts.index]
+    if several := _several(values):
+        text = f"expected one class in each cell, got several findings in one, such as {shown(several)}"
+        hint = "several labels of one case are not built yet: make a column of yes and no for one finding"
+        raise UserError(f"init: {name}: {text}; {hint}")
+    if chosen.classes:
+        return
+    if len(values) > 2 and all(is_date(value) for value in values):
+        raise UserError(
+            f"init: {name}: expected classes, got dates such as {shown(values[0])}; times are not built yet"
+        )
+    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
+    if numbers.isna().any() or len(values) <= 2:
+        return
+    whole = bool((numbers % 1 == 0).all())
+    if whole and len(values) <= MOST_GRADES:
+        return
+    got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
+    if not whole or len(values) > 50:
+        raise UserError(
+            f"init: {name}: expected classes, got {got}: a number on a scale is not built yet as an outcome; "
+            "make classes of it (a column of yes and no)"
+        )
+    names = ",".join(in_order(values))
+    readings = [
+        Reading("they are classes without an order", f"--classes {names}"),
+        Reading("they are an amount, which is not built yet as an outcome", "--label another column"),
+    ]
+    if chosen.ask(f"{name} holds {got}", readings):
+        raise UserError(f"init: {name}: an amount is not built yet as an outcome; --label names another column")
+
+
+def _several(values: Sequence[str]) -> str:
+    """A cell that holds several findings: its parts are labels, or parts of other labels; "" where there is none."""
+    whole = set(values)
+    for sign in BETWEEN:
+        parts: dict[str, set[str]] = defaultdict(set)
+        for value in values:
+            for part in value.split(sign):
+                parts[part.strip()].add(value)
+        for value in values:
+            own = [part.strip() for part in value.split(sign)]
+            if len(own) > 1 and all(own) and any(part in whole or len(parts[part]) > 1 for part in own):
+                return value
+    return ""
+
+
+def check_sites_agree(examples: Sequence[Example], chosen: Choices) -> None:
+    """Raise UserError where hospitals share no label: they spell them differently, or hospital and class are the same.
+
+    Names that differ by upper and lower case alone are refused, too.
+    """
+    labels: dict[str, set[str]] = defaultdict(set)
+    for one in examples:
+        labels[one.site].add(one.label)
+    lower: dict[str, str] = {}
+    for label in in_order({label for own in labels.values() for label in own}):
+        if (other := lower.setdefault(label.casefold(), label)) != label:
+            raise UserError(f"init: labels {shown(other)} and {shown(label)} differ by upper and lower case alone")
+    if chosen.classes or len(labels) < 2:
+        return
+    sites = in_order(labels)
+    joined, seen = {sites[0]}, set(labels[sites[0]])
+    grew = True
+    while grew:
+        more = {site for site in sites if site not in joined and labels[site] & seen}
+        joined |= more
+        seen |= {label for site in more for label in labels[site]}
+        grew = bool(more)
+    if apart := [site for site in sites if site not in joined]:
+        ours, theirs = some(in_order(labels[sites[0]]), 3), some(in_order(labels[apart[0]]), 3)
+        raise UserError(
+            f"init: {sites[0]} ({ours}) and {apart[0]} ({theirs}) have no label in common: expected the same labels, "
+            "spelled alike, at every site (--classes A,B accepts these)"
+        )

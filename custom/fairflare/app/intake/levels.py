@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which folders are hospitals, which are classes and which are patients, by their names and by how they nest.
+
+Two levels of folders that cross (every inner name below several outer ones) may be hospitals of classes or classes of
+hospitals; a model that learns to tell hospitals apart looks like a good one. So names have to decide, or the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import pandas as pd
+
+from fairflare.app.intake.ask import Reading
+from fairflare.app.intake.found import MOST_CLASSES, Choices
+from fairflare.app.intake.words import mostly, says_class, says_patient, says_site
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
+from fairflare.core.suggest import unlisted
+
+FOLDER = "folder"
+FEW = 12
+"""Images of a patient, at most, where a folder's name does not say whose it is."""
+MANY = 10
+"""Folders from which on they may be patients by their number alone."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Levels by their names ("folder1", "PatientID" ...); empty: there is none."""
+
+    site: str = ""
+    label: str = ""
+    patient: str = ""
+
+
+def roles(table: pd.DataFrame, chosen: Choices, labelled: bool) -> Roles:
+    """The levels that are the site, the class and the patient.
+
+    Args:
+        table: one row per image, one column per level of folders ("folder1" is the outermost) or header; all text.
+        chosen: levels that the user names win.
+        labelled: whether folders may say the class (False: masks are the labels).
+
+    Raises:
+        UserError: two readings are possible and nobody can be asked, or a level is named that is not there.
+    """
+    named = {
+        role: level
+        for role, level in (("site", chosen.site), ("label", chosen.label), ("patient", chosen.patient))
+        if level and level != "none"
+    }
+    for role, level in named.items():
+        if level not in table.columns:
+            raise UserError(f"--{role}: {unlisted('level', level, list(table.columns) or ['none'])}")
+    free = [name for name in table.columns if name.startswith(FOLDER) and name not in named.values()]
+    free = [name for name in free if table[name].nunique() > 1] or (free if labelled and len(free) == 1 else [])
+    if chosen.classes and labelled and "label" not in named:
+        fits = [name for name in free if set(table[name]) <= set(chosen.classes)]
+        named |= {"label": fits[-1]} if fits else {}
+    of_patients = [name for name in free if name not in named.values() and is_patient_level(table, name, free)]
+    if "patient" not in named and of_patients and chosen.patient != "none":
+        named["patient"] = of_patients[0]
+    free = [name for name in free if name not in (*named.values(), *of_patients)]
+    free = _above(table, free, named.get("patient", ""))
+    if chosen.site == "none":
+        named["site"] = ""
+    if not labelled:
+        return Roles(named.get("site", free[0] if free else ""), "", named.get("patient", ""))
+    return _site_and_label(table, free, named, chosen)
+
+
+def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:
+    patient = named.get("patient", "")
+    if "site" in named and "label" in named:
+        return Roles(named["site"], named["label"], patient)
+    if "label" in named:
+        return Roles(free[0] if len(free) == 1 else _one("site", free, table), named["label"], patient)
+    if "site" in named:
+        return Roles(named["site"], _one("label", free, table), patient)
+    if len(free) < 2:
+        label = free[0] if free else ""
+        if label and _score(table, label) > 0:
+            text = some(in_order(table[label]))
+            raise UserError(f"init: the folders {text} are sites, and nothing says the labels")
+        return Roles("", label, patient)
+    if len(free) > 2:
+        score = {name: _score(table, name) for name in free}
+        sites, classes = ([name for name in free if score[name] == sign] for sign in (1, -1))
+        if len(sites) == len(classes) == 1:
+            rest = next(name for name in free if not score[name])
+            few = median(table.groupby([*sites, *classes, rest], sort=False).size()) <= FEW
+            return Roles(sites[0], classes[0], patient or (rest if few else ""))
+        text = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free)
+        raise UserError(
+            f"init: {len(free)} levels of folders, and names do not say which are hospitals and which are classes "
+            f"({text}); --site LEVEL --label LEVEL say it"
+        )
+    outer, inner = free
+    site = _by_names(table, outer, inner)
+    if not site:
+        readings = [_reading(table, outer, inner), _reading(table, inner, outer)]
+        site = (outer, inner)[chosen.ask("folders may be read in two ways", readings)]
+    return Roles(site, inner if site == outer else outer, patient)
+
+
+def _reading(table: pd.DataFrame, site: str, label: str) -> Reading:
+    sites, labels = (some(in_order(table[name]), 3) for name in (site, label))
+    return Reading(f"{sites} are hospitals and {labels} are classes", f"--site {site} --label {label}")
+
+
+def _by_names(table: pd.DataFrame, outer: str, inner: str) -> str:
+    """The level of the hospitals, where names decide; "" where they do not, or contradict each other."""
+    score = {name: _score(table, name) for name in (outer, inner)}
+    return "" if score[outer] == score[inner] else max((outer, inner), key=score.__getitem__)
+
+
+def _score(table: pd.DataFrame, name: str) -> int:
+    """1: the names are those of hospitals; -1: of classes; 0: neither, or both."""
+    names = table[name].unique()
+    return mostly([says_site(one) for one in names]) - mostly([says_class(one) for one in names])
+
+
+def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
+    """Without the folders inside a patient's that are no classes: visits, series."""
+    if not patient.startswith(FOLDER):
+        return free
+    depth = {name: int(name.removeprefix(FOLDER)) for name in (*free, patient)}
+    kept = [name for name in free if depth[name] < depth[patient] or _score(table, name) < 0]
+    return kept or free
+
+
+def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
+    """The only level left; for a site there may be none."""
+    if len(free) == 1 or (role == "site" and not free):
+        return free[0] if free else ""
+    found = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free) or "none"
+    raise UserError(f"init: --{role}: expected a level of folders, got none, and there are: {found}")
+
+
+def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> bool:
+    """Whether a level's folders are patients (or studies): by their names, or many with few images each."""
+    names = table[name].unique()
+    if mostly([says_site(one) for one in names]) or mostly([says_class(one) for one in names]):
+        return False
+    if mostly([says_patient(one) for one in names]):
+        return True
+    others = [other for other in free if other != name]
+    # Below several combinations of the other levels the same name stands for something that these share.
+    nested = bool(others) and (table.groupby(name, sort=False)[others].nunique() == 1).all(axis=None)
+    few = median(table.groupby([*others, name] if others else name, sort=False).size()) <= FEW
+    return (len(names) > MOST_CLASSES or (nested and len(names) >= MANY)) and few

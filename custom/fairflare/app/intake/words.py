@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names of folders, columns and cells say: a hospital, a class, a patient, yes or no, a time after the outcome."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection
+
+BEGINNINGS = """site client hosp centre center zentrum centro institut facility krankenh chu umc nhs charite ziekenh
+    sjukhus sykehus sygehus sairaal szpital hastane nemocnic korhaz uniklin"""
+"""Words by which hospitals are called begin so."""
+PARTS = """hospital klinik clinic clinique krankenhaus spital hopital ospedale policl universit больниц клиник госпитал
+    病院 医院 병원 醫院 مستشفى โรงพยาบาล"""
+"""Parts of such words, wherever they stand."""
+STANDING = "uni ucl ucsf mgh kuh tum lmu ukb akh chuv mayo trust infirmary h va site hospital"
+ALONE = frozenset(STANDING.split())
+"""Words that are a hospital's only as a whole, but for a number."""
+STAYS = ("hospitaliz", "hospitalis")
+CLASSES = """normal abnormal benign malignant healthy sick ill diseased disease control controls case cases positive
+    negative pos neg yes no true false present absent class grade stage severity mild moderate severe none other tumor
+    tumour cancer cancerous lesion nolesion melanoma nevus naevus nevi mel nv bcc akiec ak bkl df vasc scc sk carcinoma
+    adenoma polyp pneumonia covid covid19 tuberculosis tb effusion edema oedema fracture fractured hemorrhage
+    haemorrhage bleeding bleed stroke infarct glioma meningioma pituitary notumor atelectasis cardiomegaly
+    consolidation nodule pneumothorax fibrosis emphysema hernia infiltration opacity retinopathy glaucoma drusen
+    cnv dme amd cataract nofinding finding wild mutant responder nonresponder died dead alive survived
+    lived male female birads acr kl ja nein oui non si sí gesund krank sano malade sain bright dark light"""
+"""Words by which classes are called."""
+CLASS_WORDS = frozenset(CLASSES.split())
+PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{2,}.*", re.IGNORECASE)
+NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
+YES_WORDS = "yes y true t ja j oui o si sí s sim да 1 positive present"
+NO_WORDS = "no n false f nein non nej não nao нет 0 negative absent"
+YES, NO = frozenset(YES_WORDS.split()), frozenset(NO_WORDS.split())
+AFTER = re.compile(
+    r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
+    r"(^|_)(los|length_of_stay|follow_?up|survival|discharge|deceased|death|died|dod|date_of_death|event|outcome|"
+    r"censor(ed|ing)?|readmi\w*|post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|tte|ttd|"
+    r"time_at_risk|surv)(_|$)|(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
+)
+"""Names of columns, in snake case, that say a time to the outcome or something after it."""
+
+
+_PART_OF = re.compile(r"([a-zà-ÿ])([A-Z])")
+
+
+def plain(text: str) -> str:
+    """``text`` in lower case, without accents."""
+    parts = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(sign for sign in parts if not unicodedata.combining(sign))
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name: "Mayo-Clinic_2" -> mayo, clinic, 2."""
+    return [part for part in re.split(r"[\W_]+", plain(_PART_OF.sub(r"\1 \2", name))) if part]
+
+
+_BEGINNINGS = tuple(plain(word) for word in BEGINNINGS.split())
+_PARTS = tuple(plain(word) for word in PARTS.split())
+
+
+def says_site(name: str) -> bool:
+    """Whether a folder's name is that of a hospital, as far as a word says it."""
+    whole, words = plain(name), _parts(name)
+    if any(stay in whole for stay in STAYS):
+        return False
+    return (
+        any(part in whole for part in _PARTS)
+        or any(word.startswith(_BEGINNINGS) for word in words)
+        or any(word.rstrip("0123456789") in ALONE for word in words)
+    )
+
+
+def says_class(name: str) -> bool:
+    """Whether a folder's name is that of a class: a known word, or a small number."""
+    return bool(NUMBERED_CLASS.fullmatch(name)) or any(
+        part in CLASS_WORDS or (part.startswith("non") and part[3:] in CLASS_WORDS) for part in _parts(name)
+    )
+
+
+def says_patient(name: str) -> bool:
+    """Whether a folder's name is that of a patient: a word such as "P" or "sub-" and a number of two digits or more."""
+    return bool(PATIENT.fullmatch(name)) and not says_site(name)
+
+
+def mostly(found: Collection[bool]) -> bool:
+    """Whether at least half are true."""
+    return bool(found) and 2 * sum(found) >= len(found)
+
+
+def known_after(column: str) -> bool:
+    """Whether a column's name says that it is known only at or after the outcome."""
+    snake = "_".join(_parts(column))
+    return bool(AFTER.search(snake))

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a hospital's table, whatever wrote it: CSV of any dialect, Excel, Parquet; every cell comes out as text."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import datetime
+import math
+import numbers
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.validation import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXCEL = (".xlsx", ".xlsm", ".xls")
+PARQUET = (".parquet",)
+SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET)
+"""Of files that may be tables; every one that is neither Excel's nor Parquet is read as text with delimiters."""
+LONGEST_CELL = 32_768
+"""Characters of a cell, about what Excel takes."""
+MOST_COLUMNS = 20_000
+LONGEST_LINE = 2**24
+"""Characters of a line of a text file."""
+DELIMITERS = ",;\t|"
+SAMPLE = 2**16
+"""Bytes that show how a file is written."""
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/a", "#nv"})
+"""What stands for a missing number, in small letters."""
+ROWS_LOOKED_AT = 50
+"""Lines that show what delimits the cells."""
+
+DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")
+"""A number with a decimal comma, and thousands marked by points."""
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+")
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table with every cell as text without spaces around it, "" where it is empty.
+
+    A text file's delimiter is one of comma, semicolon, tab and bar, its encoding UTF-8, UTF-16 or Windows-1252. Where
+    the comma does not delimit, numbers with decimal commas get decimal points. An Excel file's table is that of its
+    only sheet with cells. Dates are YYYY-MM-DD, whole numbers have no point, true is 1.
+
+    Raises:
+        DataError: the file is no table, is empty, names a column twice, has rows with more cells than columns, more
+            than ``MOST_COLUMNS`` columns or a cell of more than ``LONGEST_CELL`` characters.
+        UserError: a package is missing that reads this kind of file.
+    """
+    import pandas as pd
+
+    try:
+        if not path.stat().st_size:
+            raise _refused(path, "empty", "expected a table, got an empty file")
+        kind = path.suffix.lower()
+        if kind in PARQUET:
+            return _parquet(path)
+        names, rows = _table(path, _excel_rows(path) if kind in EXCEL else _text_rows(path))
+    except OSError as error:
+        raise DataError("unreadable", f"table {path.name}: cannot be read ({error.strerror})") from None
+    return pd.DataFrame(rows, columns=names, dtype=object)
+
+
+def as_cell(value: object) -> str:
+    """A typed cell as a text file would have it: 1.0 and true as 1, a date as YYYY-MM-DD, a missing one as ""."""
+    if value is None:
+        return ""
+    if type(value).__name__ in ("bool", "bool_"):
+        return str(int(bool(value)))
+    if isinstance(value, datetime.datetime):  # pandas' times among them
+        if value != value:  # its missing time
+            return ""
+        return value.isoformat(" ").removesuffix(" 00:00:00")
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        number = float(value)
+        if math.isnan(number):
+            return ""
+        return str(int(number)) if number.is_integer() and abs(number) < 1e16 else str(number)
+    text = str(value)
+    return "" if text in ("<NA>", "NaT") else text.strip()
+
+
+def _refused(path: Path, check: str, text: str) -> DataError:
+    return DataError(check, f"table {path.name}: {text}")
+
+
+def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str], list[list[str]]]:
+    """Column names and cells of the rows ("line 1", cells), every row as long as the header."""
+    names: list[str] = []
+    found: list[list[str]] = []
+    for place, cells in rows:
+        if not names:
+            names = _names(path, cells)
+            continue
+        row = [cell.strip() for cell in cells]
+        if len(row) > len(names) and any(row[len(names) :]):
+            text = f"{place}: expected {len(names)} cells, as the header has, got {len(row)}"
+            raise _refused(path, "cells", text)
+        longest = max(map(len, row), default=0)
+        if longest > LONGEST_CELL:
+            at = next(k for k, cell in enumerate(row) if len(cell) == longest)
+            text = (
+                f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters, got {longest:,}"
+            )
+            raise _refused(path, "long_cell", text)
+        if any(row):
+            found.append((row + [""] * (len(names) - len(row)))[: len(names)])
+    if not names:
+        raise _refused(path, "empty", "expected a table, got an empty file")
+    kept = [k for k, name in enumerate(names) if name or any(row[k] for row in found)]
+    if len(kept) < len(names):
+        found = [[row[k] for k in kept] for row in found]
+    return [names[k] or f"Unnamed: {k}" for k in kept], found
+
+
+def _names(path: Path, cells: Sequence[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    _check_names(path, names)
+    return names
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if len(names) > MOST_COLUMNS:
+        raise _refused(path, "columns", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
+    if not any(names):
+        raise _refused(path, "empty", "expected column names in the first row, got none")
+    long = next((name for name in names if len(name) > LONGEST_CELL), None)
+    if long is not None:
+        text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {len(long):,}"
+        raise _refused(path, "long_cell", text)
+    twice = next((name for name, n in Counter(names).items() if name and n > 1), None)
+    if twice is not None:
+        raise _refused(path, "twice", f"expected every column once, got {shown(twice)} twice")
+
+
+def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a text file; where the comma is not the delimiter, with decimal points for decimal commas."""
+    encoding = _encoding(path)
+    with path.open(encoding=encoding, newline="") as file:
+        delimiter = _delimiter(list(islice(_lines(path, file), ROWS_LOOKED_AT)))
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
+        rows = _parsed(path, reader)
+        if delimiter == ",":
+            yield from rows
+        else:
+            yield from _with_points(path, rows)
+
+
+def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
+    """Rows of a csv reader that are not empty, each with its place."""
+    try:
+        for cells in reader:
+            if cells:
+                yield f"line {reader.line_num}", cells
+    except csv.Error as error:
+        if "field limit" in str(error):
+            text = f"line {reader.line_num}: expected cells of at most {LONGEST_CELL:,} characters, got a longer one"
+            raise _refused(path, "long_cell", text) from None
+        text = f"line {reader.line_num}: cannot be read as CSV: a quotation mark is not closed, or text follows one"
+        raise _refused(path, "unreadable", text) from None
+
+
+def _lines(path: Path, file: Any) -> Iterator[str]:
+    """The lines, none of which is read in full when it is too long for a table."""
+    for n in range(1, 2**62):
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == LONGEST_LINE:
+            text = f"line {n}: expected cells of at most {LONGEST_CELL:,} characters, got a line of over {len(line):,}"
+            raise _refused(path, "long_cell", text)
+        yield line
+
+
+def _encoding(path: Path) -> str:
+    """How the file's characters are written; DataError where they are none."""
+    with path.open("rb") as file:
+        head = file.read(SAMPLE)
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        if head.count(b"\0", 1) * 3 > len(head):
+            return "utf-16-le" if head[1:2] == b"\0" else "utf-16-be"
+        strange = sum(byte < 32 and byte not in b"\t\n\r\f\x1a" for byte in head)
+        if strange:
+            other = "an Excel file" if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")) else "a binary file"
+            raise _refused(path, "unreadable", f"expected text with delimited cells (CSV), got {other}")
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while head:
+                decoder.decode(head)
+                head = file.read(2**20)
+            decoder.decode(b"", final=True)
+            return "utf-8-sig"
+        except UnicodeDecodeError:
+            pass
+        file.seek(0)
+        undefined = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+        chunks = iter(lambda: file.read(2**20), b"")
+        return "latin-1" if any(set(undefined) & set(chunk) for chunk in chunks) else "cp1252"
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """What delimits the cells: what gives every line as many as the header has, then the Sniffer's, then the most."""
+    counts: dict[str, list[int]] = {}
+    for mark in DELIMITERS:
+        try:
+            counts[mark] = [len(cells) for cells in csv.reader(lines, delimiter=mark, skipinitialspace=True) if cells]
+        except csv.Error:
+            continue
+    several = {mark: found for mark, found in counts.items() if found and found[0] > 1}
+    even = [mark for mark, found in several.items() if len(set(found)) == 1]
+    if len(even) == 1:
+        return even[0]
+    candidates = even or list(several)
+    if not candidates:
+        return ","
+    try:
+        sniffed = csv.Sniffer().sniff("".join(lines), "".join(candidates)).delimiter
+    except csv.Error:
+        sniffed = ""
+    return sniffed if sniffed in candidates else max(candidates, key=lambda mark: several[mark][0])
+
+
+def _with_points(path: Path, rows: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """The rows with decimal points in columns whose numbers have decimal commas."""
+    found = list(rows)
+    width = max((len(cells) for _, cells in found), default=0)
+    marked, doubtful = [], []
+    for k in range(width):
+        cells = [row[k].strip() for _, row in found[1:] if k < len(row)]
+        present = [cell for cell in cells if cell.lower() not in MISSING]
+        if not present or not all(DECIMAL.fullmatch(cell) for cell in present):
+            continue
+        if any("," in cell or cell.count(".") > 1 for cell in present):
+            marked.append(k)
+        else:
+            doubtful += [k] if any(THOUSANDS.fullmatch(cell) for cell in present) else []
+    if marked and doubtful:
+        name = shown(found[0][1][doubtful[0]].strip())
+        example = next(row[doubtful[0]].strip() for _, row in found[1:] if "." in row[doubtful[0]])
+        text = f"column {name}: {example} may be {example.replace('.', '')} or {example} in a file with decimal commas"
+        raise _refused(path, "number", f"{text}: write these numbers without marks of thousands")
+    for at, (place, cells) in enumerate(found):
+        if at:
+            for k in marked:
+                if k < len(cells):
+                    cells[k] = cells[k].replace(".", "").replace(",", ".")
+        yield place, cells
+
+
+def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The rows of the only sheet with cells."""
+    import pandas as pd
+
+    try:
+        with pd.ExcelFile(path) as book:
+            sheets = {
+                str(name): book.parse(name, header=None, dtype=object, na_filter=False) for name in book.sheet_names
+            }
+    except ImportError:
+        raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
+    except Exception as error:  # the packages raise their own errors
+        raise _refused(path, "unreadable", f"cannot be read as Excel ({type(error).__name__})") from None
+    full = [name for name, sheet in sheets.items() if sheet.size]
+    if len(full) > 1:
+        names = ", ".join(map(shown, full))
+        raise _refused(path, "sheets", f"expected one sheet with cells, got {names}: save the one that counts alone")
+    for name in full:
+        for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
+            yield f"row {row}", [as_cell(cell) for cell in cells]
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(path) as file:
+            _check_names(path, [str(name).strip() for name in file.schema_arrow.names])
+        table = pd.read_parquet(path)
+    except ImportError:
+        raise UserError(f"table {path.name}: Parquet needs pyarrow: pip install 'fairflare[tables]'") from None
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises its own errors
+        raise _refused(path, "unreadable", f"cannot be read as Parquet ({type(error).__name__})") from None
+    table = table.reset_index(drop=True).astype(object).map(as_cell)
+    table.columns = [str(name).strip() for name in table.columns]
+    for name in table.columns:
+        longest = table[name].str.len().max() if len(table) else 0
+        if longest > LONGEST_CELL:
+            text = f"{shown(name)}: expected cells of at most {LONGEST_CELL:,} characters, got one of {longest:,}"
+            raise _refused(path, "long_cell", text)
+    return table

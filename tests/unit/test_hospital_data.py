@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hospitals have is read right, or refused with both readings: folders, tables, DICOM archives and their truth."""
+
+import csv
+import json
+from collections import defaultdict
+
+import pytest
+
+import dicom_sets
+import hospital_folders
+import hospital_tables
+from fairflare.app.cli import main
+from fairflare.app.intake.found import Choices
+from fairflare.app.intake.look import look
+from fairflare.app.intake.words import known_after, says_class, says_site
+from fairflare.clinic.kinds.own import INSIDE
+from fairflare.core.errors import UserError
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    streams = capsys.readouterr()
+    return stop.value.code, streams.out, streams.err
+
+
+def written(root):
+    """(site, split, image, frame, label, patient) of every entry that `init` has written."""
+    for path in sorted((root / INSIDE).glob("*.json")):
+        if path.stem != "dataset":
+            for split, entries in json.loads(path.read_text()).items():
+                for one in entries:
+                    yield path.stem, split, one["image"], one.get("frame"), one["label"], one.get("patient_id", "")
+
+
+def no_patient_in_two_splits(root, truth):
+    """Patients of the truth, or files where it knows none."""
+    splits = defaultdict(set)
+    for site, split, image, _, _, _ in written(root):
+        splits[site, truth[image][2] or image].add(split)
+    return bool(splits) and all(len(where) == 1 for where in splits.values())
+
+
+@pytest.mark.parametrize("name", hospital_folders.FOLDERS)
+def test_folders_are_read_right_or_refused_with_both_readings(name, tmp_path, capsys):
+    root = tmp_path / "data"
+    root.mkdir()
+    truth = hospital_folders.FOLDERS[name](root)
+    if truth.says:
+        code, out, err = call(capsys, "init", root, "--yes")
+        assert code == 2 and err.count("\n") == 1 and not out and all(part in err for part in truth.says), err
+        assert not (root / INSIDE).exists()
+    if not truth.files:
+        return
+    code, _, err = call(capsys, "init", root, "--yes", *truth.flags)
+    assert code == 0, err
+    found = {image: (site, label, patient) for site, _, image, _, label, patient in written(root)}
+    assert found == truth.files
+    assert no_patient_in_two_splits(root, truth.files)
+    assert {split for _, split, *_ in written(root)} == {"training", "validation", "testing"}
+
+
+@pytest.mark.parametrize("name", hospital_tables.TABLES)
+def test_tables_are_read_right_or_refused_with_both_readings(name, tmp_path, capsys):
+    root = tmp_path / "data"
+    root.mkdir()
+    truth = hospital_tables.TABLES[name](root)
+    code, out, err = call(capsys, "init", root / truth.path, "--yes", *truth.flags)
+    if truth.says:
+        assert code == 2 and err.count("\n") == 1 and not out and all(part in err for part in truth.says), err
+        assert not (root / INSIDE).exists()
+        return
+    assert code == 0, err
+    described = json.loads((root / INSIDE / "dataset.json").read_text())
+    assert tuple(described["classes"]) == truth.classes
+    assert {
+        site: sum(n[split] for split in ("train", "val", "test")) for site, n in described["sites"].items()
+    } == truth.sites
+    names = next(csv.reader([described["options"]["features"]]))
+    specs = json.loads(described["options"].get("columns", "{}"))
+    assert {one: specs.get(one, {"kind": "number"})["kind"] for one in names} == truth.features
+    assert not set(truth.without) & set(names)
+    for site in truth.sites:
+        with (root / INSIDE / f"{site}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["split"] for row in rows} == {"train", "val", "test"}
+        for one in names:
+            if specs.get(one, {"kind": "number"})["kind"] == "number":
+                assert all(float(row[one]) >= 0 for row in rows if row[one]) and any(row[one] for row in rows)
+    if truth.patients:
+        found = look(root, Choices()).found
+        splits = defaultdict(set)
+        for one in found.examples:
+            splits[one.site, one.patient].add(one.split)
+        assert len(splits) > 20 and all(len(where) == 1 for where in splits.values())
+
+
+@pytest.mark.parametrize("name", dicom_sets.SETS)
+def test_dicom_archives_are_read_by_their_headers(name, tmp_path, capsys):
+    root = tmp_path / "data"
+    truth = dicom_sets.SETS[name](root)
+    slices = ("--slices", "1") if name in SEVERAL else ()
+    code, _, err = call(capsys, "init", root, "--yes", *slices)
+    assert code == 0, err
+    entries = list(written(root))
+    of = {image: (site, "" if name == "masks" else label) for site, _, image, _, label, _ in entries}
+    assert of == {image: (site, label) for image, (site, label, _) in truth.items()}
+    assert no_patient_in_two_splits(root, truth)
+    text = (root / INSIDE / "dataset.json").read_text() + "".join(p.read_text() for p in root.glob(f"{INSIDE}/sites/*"))
+    assert not any(patient and patient in text for _, _, patient in truth.values())
+
+
+SEVERAL = ("multiframe",)
+
+
+def test_volumes_are_sliced_only_where_it_is_asked_for(tmp_path, capsys):
+    dicom_sets.SETS["multiframe"](tmp_path / "data")
+    code, _, err = call(capsys, "init", tmp_path / "data", "--yes")
+    assert code == 2 and "--slices 1 takes every slice" in err
+
+
+@pytest.mark.parametrize("flag", ["--patient", "--site", "--label", "--groups"])
+@pytest.mark.parametrize("make", [hospital_folders.famous_clinics, hospital_tables.plain])
+def test_names_that_are_nowhere_are_errors(flag, make, tmp_path, capsys):
+    root = tmp_path / "data"
+    root.mkdir()
+    make(root)
+    code, _, err = call(capsys, "init", root, "--yes", flag, "nonsense")
+    assert code == 2 and err.count("\n") == 1 and flag in err and "nonsense" in err, err
+
+
+def test_a_header_that_is_asked_for_groups_the_patients(tmp_path, capsys):
+    root = tmp_path / "data"
+    dicom_sets.patients(root)
+    code, _, err = call(
+        capsys, "init", root, "--yes", "--groups", "sex,age,Manufacturer", "--patient", "StudyInstanceUID"
+    )
+    assert code == 0, err
+    groups = json.loads((root / INSIDE / "dataset.json").read_text())["options"]["attribute_values"]
+    assert "sex=F|M" in groups and "age_band=" in groups and "Manufacturer=" in groups
+
+
+def test_a_choice_at_a_terminal_decides(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    hospital_folders.numbers_for_both(root)
+    asked = []
+
+    def second(what, readings):
+        asked.append((what, [one.flags for one in readings]))
+        return 1
+
+    found = look(root, Choices(ask=second)).found
+    assert found.sites == ["0", "1"] and found.classes == ("01", "02", "03")
+    assert asked == [
+        ("folders may be read in two ways", ["--site folder1 --label folder2", "--site folder2 --label folder1"])
+    ]
+    with pytest.raises(UserError, match="--site folder1 --label folder2"):
+        look(root, Choices())
+
+
+def test_what_names_say():
+    assert all(
+        map(
+            says_site,
+            ("Charité", "St. Josef Krankenhaus", "東京病院", "site-3", "UniKlinik Süd", "hospital_B", "CHU Lille"),
+        )
+    )
+    assert not any(map(says_site, ("parasitized", "hospitalized", "opposite", "benign", "grade 2", "central")))
+    assert all(map(says_class, ("benign", "grade 2", "0", "Nevus", "non-tumor", "No Finding")))
+    assert not any(map(says_class, ("Lyon", "charite", "P0123", "1234")))
+    assert all(
+        map(known_after, ("days_to_event", "lengthOfStay", "Days_hospital_to_outcome", "death_date", "follow_up"))
+    )
+    assert not any(map(known_after, ("age", "time_since_diagnosis", "systolic", "previous_stroke")))
