@@ -17,9 +17,9 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.files import BEST, MODEL
 from fairflare.federation.state import save_json, save_text
 from fairflare.inference.whole import whole_folder
-from fairflare.report.external import PAGE, RESULT, evaluation, lines, render
+from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
 from fairflare.report.metrics import label
-from fairflare.report.values import ends, signed, text
+from fairflare.report.values import ends, plural, signed, text
 
 if TYPE_CHECKING:
     from fairflare.build.config import RunConfig
@@ -43,14 +43,13 @@ def write(content: dict[str, Any], folder: Path) -> None:
 
 def show(content: dict[str, Any], folder: Path) -> None:
     """A table per hospital, and where the page is."""
-    for name, cases, metrics in lines(content):
-        shown = Table(title=f"{escape(name)}: {cases}")
+    for name, site in content["sites"].items():
+        shown = Table(title=f"{escape(name)}: {plural(int(site['n'] or 0), 'case')}")
         shown.add_column("")
         for column in ("value", "95 % interval", "same for all"):
             shown.add_column(column, justify="right")
-        for metric, one in metrics:
+        for metric, one in discrimination(site, content):
             shown.add_row(escape(metric), one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
-        site = content["sites"][name]
         for row in _calibration(site):
             shown.add_row(*row)
         out.print(shown)
@@ -114,12 +113,13 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
         found = hospitals(opened, data)
         refuse_trained(opened, found)
         names, lists = names or list(found), str(folder_of_lists(data).resolve())
-    if isinstance(opened.task, OwnData):
-        if not names:
-            raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
-        trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
-        if data is None and (both := [name for name in names if name.lower() in trained]):
-            raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
+    if not isinstance(opened.task, OwnData):
+        raise UserError(f"task {opened.config.task}: brings data of its own; expected a run on hospitals' own data")
+    if not names:
+        raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
+    trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
+    if both := [name for name in names if name.lower() in trained]:
+        raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
     weights = named(opened.folder / (BEST if which == "best" else MODEL))
     return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
 

@@ -17,8 +17,8 @@ from fairflare.clinic.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.readers.tables import read_table
 from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tasks.tabular import as_text
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
@@ -92,15 +92,15 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells, label = as_text(path), label or str(getattr(task, "label", LABEL))
+    cells, label = read_table(path), label or str(getattr(task, "label", LABEL))
     for name in (label, *table.columns):
         if name not in cells.columns:
             known = ", ".join(map(str, cells.columns))[:200]
             raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
-    cells = cells[cells[label].str.strip() != ""]
+    cells = cells[cells[label] != ""]
     if not len(cells):
         raise DataError("empty_split", f"table {path.name}: {label}: expected rows with a label, found none")
-    columns = {str(name): [str(cell).strip() for cell in cells[name]] for name in cells.columns}
+    columns = {name: list(cells[name]) for name in cells.columns}
     numbers, plain = table.features(path.name, columns)
     scaling = scaling or table.fixed or Scaling.of(numbers)
     inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)

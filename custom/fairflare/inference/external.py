@@ -89,6 +89,9 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     parts = build_parts(config, at_site=True)
     parts.network.load_state_dict(opened.network.state_dict())
     answers, beside, remarks = dict[str, Json](), dict[str, Json](), [*opened.remarks]
+    table = opened.task.table_inputs()
+    if table is not None and table.fixed is None and opened.scaling is None and asked.split == ALL:
+        remarks.append("numbers are scaled by each hospital's own labelled rows: every site of the run scales its own")
     for name, own in hospitals.items():
         one = _Hospital(name, own, opened, config, parts, asked)
         remarks += [f"{name}: {finding.text}" for finding in one.findings]

@@ -11,13 +11,14 @@ from fairflare.federation.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.federation.clinical import CLINICAL
 from fairflare.report.clinical import views
 from fairflare.report.metrics import label
-from fairflare.report.values import in_order, json_value, number, plural
+from fairflare.report.values import capital, in_order, json_value, number, plural
 
 FORMAT = 1
 RESULT, PAGE = "evaluation.json", "evaluation.html"
 TEST = "test"
 BETWEEN_CLASSES = ("auc", "auc_ovo", "auc_ovr")
 """Metrics that compare classes, so that one class alone leaves them undefined."""
+TWO = 2
 ONE_CLASS = "all labelled cases are of one class"
 Json = dict[str, Any]
 
@@ -124,11 +125,18 @@ def paired(numbers: Mapping[str, float], name: str, metrics: Sequence[str]) -> J
     return {"model": name, "metrics": found}
 
 
-def lines(found: Json) -> list[tuple[str, str, list[tuple[str, Json]]]]:
-    """Site, its number of cases in words, and its metrics by label, for terminal and page."""
+def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
+    """Label and figures of a site's metrics, each quantity once.
+
+    Of two classes both averages of the AUC are the AUC; Brier score and calibration stand beside the slope.
+    """
+    said = ("brier_loss", "calibration_error") if site["calibration"] else ()
+    two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
+    said += ("auc_ovr",) if two else ()
     return [
-        (name, plural(int(site["n"] or 0), "case"), [(label(m, found), one) for m, one in site["metrics"].items()])
-        for name, site in found["sites"].items()
+        ("AUC" if two and name == "auc_ovo" else label(name, found), one)
+        for name, one in site["metrics"].items()
+        if name not in said
     ]
 
 
@@ -138,7 +146,6 @@ def render(found: Json) -> str:
 
     from fairflare.report.clinical_figures import site_figures
     from fairflare.report.templates import environment
-    from fairflare.report.values import ends
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():
@@ -146,6 +153,6 @@ def render(found: Json) -> str:
         stages = ["before", "after"] if after else stages
         rows.append({"site": name, "before": site["calibration"], "after": after})
     made = environment().overlay()
-    made.filters = {**made.filters, "label": label, "interval": ends}
+    made.filters = {**made.filters, "label": label, "capital": capital, "discrimination": discrimination}
     figures = [Markup(svg) for svg in site_figures({"rows": rows, "stages": stages})]
     return made.get_template("external.html.j2").render(found=found, figures=figures)

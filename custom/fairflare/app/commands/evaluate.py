@@ -34,6 +34,7 @@ REFIT = ("intercept", "slope")
 @click.option("--label", default="", metavar="COLUMN", help="A table's column with the label; the run's by default.")
 @click.option("--group-by", default="", metavar="A+B", help="Groups of patients; what the run knows by default.")
 @click.option("--min-count", type=click.IntRange(1), metavar="N", help="No number of fewer patients; the run's.")
+@click.option("--site", default="", metavar="NAME", help="Whose model of RUN, where its sites have their own.")
 @click.option("--own", type=PATH, metavar="RUN2", help="The hospital's own model: another run, on the same cases.")
 @click.option("--own-site", default="", metavar="NAME", help="Whose model of RUN2, where its sites have their own.")
 @click.option(
@@ -60,6 +61,7 @@ def evaluate(
     label: str,
     group_by: str,
     min_count: int | None,
+    site: str,
     own: Path | None,
     own_site: str,
     recalibrate: str | None,
@@ -93,10 +95,17 @@ def evaluate(
 
     user_code.use(code)
     with console.busy("reading the run"):
-        opened = open_run(run, which=which, plain=True)
+        opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
         other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
     if job or env != "local":
-        choices = {"name": name, "split": split != ALL, "label": label, "own": own, "recalibrate": recalibrate}
+        choices = {
+            "name": name,
+            "site": site,
+            "split": split != ALL,
+            "label": label,
+            "own": own,
+            "recalibrate": recalibrate,
+        }
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
