@@ -79,8 +79,8 @@ def _sentences(site: Json, content: Json) -> list[str]:
         worst = min(known, key=lambda row: (row["value"], row["group"]))
         metric = label(content["group_metric"], content)
         said.append(f"groups by {content['by']}: lowest {metric} {text(worst['value'])} ({worst['group']})")
-    for metric, one in ((site["own"] or {}).get("metrics") or {}).items():
-        what = f"{label(metric, content)}: {signed(one['difference'])} beside {site['own']['model']}"
+    for one in ((site["own"] or {}).get("metrics") or {}).values():
+        what = f"{one['label']}: {signed(one['difference'])} beside {site['own']['model']}"
         said.append(what + (f" [{signed(one['low'])}, {signed(one['high'])}]" if one["low"] is not None else ""))
     if site["recalibration"]:
         said.append(site["recalibration"]["words"])

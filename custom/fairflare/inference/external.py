@@ -26,6 +26,7 @@ from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts, build_parts
 from fairflare.clinic.external import Labelled, constant_results, labelled, of_split, preflight
 from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.metrics import label
 from fairflare.clinic.site_config import SiteConfig, stricter
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError, RunFailed, UserError
@@ -195,7 +196,7 @@ class _Hospital:
             raise UserError(f"--own {other.folder.name}: reads other cases from {self._name} than this run")
         config, task = self._config, self._parts.task
         found = measured(pair, task, self._parts.grouping.names, self._least, config.seed, self._name)
-        return paired(found, other.folder.name, task.measures)
+        return paired(found, other.folder.name, {name: label(name) for name in task.measures})
 
     def _recalibrated(self) -> Json:
         """The model with a line (or a temperature) that was fitted to the other half of the patients."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fairflare.core.types import INTERVALS, TRIVIAL
@@ -110,18 +110,24 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
     ]
 
 
-def paired(numbers: Mapping[str, float], name: str, metrics: Sequence[str]) -> Json:
+def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
     """The run's model beside the hospital's own, from ``federation.benefit.measured``.
 
+    Args:
+        numbers: what that has returned.
+        name: of the hospital's own model.
+        metrics: name -> label.
+
     Returns:
-        model: the name of the hospital's own; metrics: name -> model, own, difference (the first less the second), low
-        and high of its interval.
+        model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
+        its interval.
     """
     found = {}
-    for metric in metrics:
+    for metric, words in metrics.items():
         ours, theirs, low, high = (number(numbers.get(f"{kind}.{metric}")) for kind in (FEDERATED, SOLO, LOW, HIGH))
         if ours is not None and theirs is not None:
-            found[metric] = {"model": ours, "own": theirs, "difference": ours - theirs, "low": low, "high": high}
+            both = {"label": words, "model": ours, "own": theirs, "difference": ours - theirs}
+            found[metric] = {**both, "low": low, "high": high}
     return {"model": name, "metrics": found}
 
 

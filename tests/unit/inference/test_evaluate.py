@@ -181,6 +181,44 @@ def test_what_does_not_fit_is_refused_in_a_line(table_run, photo_run, tables, ho
     assert not list(tmp_path.glob("*/evaluation.json.*")) and not list(table_run.glob("evaluation-*"))
 
 
+def test_images_of_a_test_split_and_classes_by_name(photo_run, photos, tmp_path, capsys):
+    content, _ = evaluated(capsys, photo_run, photos, "--split", "test", "--min-count", 2, out=tmp_path / "e")
+    assert list(content["sites"]) == sorted(content["sites"]) and len(content["sites"]) == 4
+    for site, found in content["sites"].items():
+        expected = reported(photo_run, site)
+        values = {name: one["value"] for name, one in found["metrics"].items()}
+        assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    root = write_images(tmp_path / "other", masks=False, sites=("a", "b", "c", "d", "valley"))
+    for site in "abcd":
+        (root / f"client_{site}.json").unlink()
+    plain, _ = evaluated(capsys, photo_run, root, out=tmp_path / "plain")
+    about = {"kind": "classification", "classes": ["ill", "healthy"], "options": {}}
+    (root / "dataset.json").write_text(json.dumps(about))
+    assert "expected classes by name" in refused(capsys, photo_run, root)
+    lists = json.loads((root / "client_valley.json").read_text())
+    for part in lists.values():
+        for one in part:
+            one["label"] = ("healthy", "ill")[one["label"]]
+    (root / "client_valley.json").write_text(json.dumps(lists))
+    named, _ = evaluated(capsys, photo_run, root, out=tmp_path / "named")
+    assert named["sites"] == plain["sites"]
+
+
+def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, tmp_path, capsys):
+    own = tmp_path / "harbour" / "fairflare_site.yaml"
+    own.parent.mkdir()
+    own.write_text(f"data_root: {hospital.parent}\ndatalist: {hospital.name}\nmin_count: 125\n")
+    assert sum(row["sex"] == "m" for row in cells(hospital)) < 125, (
+        "the women's number would say how many men there are"
+    )
+    content, _ = evaluated(capsys, table_run, own, out=tmp_path / "e")
+    site = content["sites"]["harbour"]
+    assert site["n"] == 240 and not site["groups"] and site["calibration"]["positives"] is None
+    own.write_text(own.read_text() + "clinical: false\n")
+    content, _ = evaluated(capsys, table_run, own, out=tmp_path / "f")
+    assert content["sites"]["harbour"]["calibration"] is None
+
+
 def test_a_hospitals_own_model_is_held_against_it(table_run, hospital, tmp_path, capsys):
     home = tmp_path / "home"
     write_hospital(home / "harbour.csv", seed=5)
