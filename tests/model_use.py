@@ -2,7 +2,11 @@
 """Runs whose models are used, and the files that they are used on."""
 
 import csv
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -54,3 +58,18 @@ def write_patients(path, site, split="test"):
             cells = [columns[name][place] for name in heart.COLUMNS[:-1]]
             writer.writerow(["" if np.isnan(cell) else f"{cell:g}" for cell in cells])
     return heart.diseased(site)[places]
+
+
+def run_bundle(bundle, inputs, out):
+    """MONAI's own runner in a process that knows nothing of this package."""
+    arguments = ["--config_file", "configs/inference.json", "--inputs", str(inputs), "--output_dir", str(out)]
+    if importlib.util.find_spec("fire"):
+        command = [sys.executable, "-m", "monai.bundle", "run", *arguments]
+    else:  # what `python -m monai.bundle` calls once fire has read the command line
+        given = dict(zip((a[2:] for a in arguments[::2]), arguments[1::2]))
+        text = f"from monai.bundle import run; run(**{given!r}); import sys; assert 'fairflare' not in sys.modules"
+        command = [sys.executable, "-c", text]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=bundle, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out

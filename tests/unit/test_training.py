@@ -265,6 +265,18 @@ def test_as_many_local_steps_as_an_epoch_has_are_the_first_epoch():
     assert finals[0][:2] == finals[1][:2] and same(finals[0][2], finals[1][2])
 
 
+def test_a_round_has_whole_passes_but_so_many_steps_at_least():
+    """24 examples in batches of 8 are three steps: who has few goes on with the next pass, who has many sees all."""
+
+    def steps(**values):
+        return len(list(local_batches(work(training=dataclasses.replace(TRAINING, **values), memory={}))))
+
+    assert steps(least_steps=5, epochs=1) == 5 and steps(least_steps=2, epochs=1) == 3
+    assert steps(least_steps=2, epochs=2) == 6
+    with pytest.raises(ValueError, match="least_steps: goes with epochs, not with local_steps"):
+        dataclasses.replace(TRAINING, local_steps=3, least_steps=2)
+
+
 def test_a_round_of_local_steps_that_is_repeated_trains_to_the_same_bits(tmp_path):
     training = dataclasses.replace(TRAINING, local_steps=4)
 

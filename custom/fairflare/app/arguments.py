@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 from fairflare.core.validation import SITE, shown
 
 LONGEST_NAME = 100
@@ -63,6 +64,21 @@ def own_data(
     pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
     pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
     return chosen, pairs + ((f"labels={classes}",) if classes else ())
+
+
+def left_out(pairs: tuple[str, ...], without: Sequence[str]) -> tuple[str, ...]:
+    """``pairs`` of a folder of datalists without some of its sites; UserError for a name that is none of them."""
+    if not without:
+        return pairs
+    key = "site_names="
+    names = next((pair.removeprefix(key).split(",") for pair in pairs if pair.startswith(key)), [])
+    for name in without:
+        if name not in names:
+            raise UserError(f"--without: {unlisted('site', name, names or ['none: it goes with --data DIR'])}")
+    kept = [name for name in names if name not in without]
+    if not kept:
+        raise UserError(f"--without: expected some of the sites, got all {len(names)}")
+    return tuple(f"{key}{','.join(kept)}" if pair.startswith(key) else pair for pair in pairs)
 
 
 def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:

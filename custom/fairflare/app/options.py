@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs, plan_pairs
+from fairflare.app.arguments import KINDS, left_out, own_data, own_pairs, own_script, parse_pairs, plan_pairs
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
@@ -133,9 +133,11 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         "--script", type=PATH, metavar="FILE", help="Your own training loop, on fairflare.client; FLARE runs it."
     )
     @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
+    @click.option("--without", multiple=True, metavar="SITE", help="Leave a site of --data out; repeat for more.")
     @functools.wraps(command)
     def with_task(
         *,
+        without: tuple[str, ...],
         script: Path | None,
         plan: Path | None,
         task: str | None,
@@ -148,11 +150,12 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         user_code.use((*code, *([script] if script else [])))
         if script:
-            if task or kind or plan:
-                raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
+            if task or kind or plan or without:
+                raise UserError("--script: goes with --data DIR, without --task, --kind, --plan and --without")
             chosen, own = own_script(script, datalists, classes)
         else:
             chosen, own = own_data(task, datalists, kind, classes)
+            own = left_out(own, without)
             own = (*own, *plan_pairs(plan, chosen, pairs))
         command(task=chosen, pairs=own_pairs(own, pairs), **others)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fairflare.build import tasks
 from fairflare.build.config_checks import checked_config
 from fairflare.build.method_parts import method_parts
+from fairflare.clinic.kinds.own import OwnData
 from fairflare.core import registry
 from fairflare.core.types import Number
 from fairflare.federation.benefit.alone import SHARE, Alone
@@ -30,9 +31,13 @@ PLAIN = "sgd"
 
 
 def asks_by_itself(config: RunConfig) -> bool:
-    """Whether a run on this machine says what joining gives where no setting decides: on tables, in the clear."""
+    """Whether a run on this machine says what joining gives where no setting decides, in the clear.
+
+    On tables, where it takes seconds, and on a user's own data of every kind: a hospital wants to know, and training
+    alone, as many steps without exchanges and probes, takes no longer than the federation's own rounds.
+    """
     task = tasks.load(config.task, config.preset, **config.options)
-    if not task.quick or config.secure_sum != NONE or config.headline == "best":
+    if not (task.quick or isinstance(task, OwnData)) or config.secure_sum != NONE or config.headline == "best":
         return False
     return can_ask(config)
 

@@ -16,6 +16,7 @@ from fairflare.build.method_parts import part, reference_of
 from fairflare.build.plans import NOTHING, plan_for
 from fairflare.build.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.clinic.base import Preset, Task
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
@@ -25,6 +26,8 @@ from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.selectors.base import Selector
 
+GENTLER = 0.1
+"""Share of the usual local learning rate that trained weights start with: at the full one good models got worse."""
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
 
@@ -67,6 +70,8 @@ def make_config(
     found = _found(chosen, owners, classes, task_class.presets[used], given)
     filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
     built, training = _data_and_training(owners, found, task_class, used, planned=not preset)
+    if named(given["run.init_from"].value if "run.init_from" in given else "") and "train.lr" not in given:
+        training["lr"] *= GENTLER
     return checked_config(
         RunConfig(
             method=chosen.method.id,
@@ -118,9 +123,10 @@ def _data_and_training(
     A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
-    learned = plan_for(cls.name, options) if planned else NOTHING
-    built = tasks.load(cls.name, preset, **learned.values("task", options), **options)
-    base = dataclasses.asdict(cls.presets[preset].training) | learned.values("train", trained)
+    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    chosen = learned if planned else NOTHING
+    built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
+    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", trained)
     return built, _made(Training, base | trained)
 
 

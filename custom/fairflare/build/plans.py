@@ -21,6 +21,7 @@ from fairflare.clinic.base import Task
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.planning import EFFORTS, Choice, cautions, plan
+from fairflare.clinic.table_columns import as_text, filled, names_of, read_columns, without_levels
 from fairflare.core import validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import bare, owner_of
@@ -34,8 +35,10 @@ LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
 OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
-SETTINGS = (*OF_IMAGES, "train.batch_size", "train.local_steps", "train.rounds")
-"""What a plan may set."""
+OF_TABLES = ("task.columns", "task.scaling")
+OF_TRAINING = ("train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
+SETTINGS = (*OF_IMAGES, *OF_TABLES, *OF_TRAINING)
+"""What a plan may set; local_steps in files of earlier versions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,23 @@ class Plan:
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
         """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
         off = {name for key in given for name in (key, *BESIDE.get(key, ()))}
-        found = {bare(one.setting): one.value for one in self.choices if owner_of(one.setting) == owner}
+        found = {
+            bare(one.setting): one.value
+            for one in self.choices
+            if owner_of(one.setting) == owner and one.setting not in OF_TABLES
+        }
         return {name: value for name, value in found.items() if name not in off}
+
+    def agreed(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """What a table's sites have to have in common: levels where ``options`` have none, scaling unless they say it.
+
+        It holds beside a named preset too, which says how to train and not what a feature is.
+        """
+        found = {bare(one.setting): str(one.value) for one in self.choices if one.setting in OF_TABLES}
+        columns, names = str(options.get("columns", "")), names_of(str(options.get("features", "")))
+        if "columns" in found:
+            found["columns"] = filled(columns, found["columns"], names)
+        return {name: value for name, value in found.items() if name == "columns" or not options.get(name)}
 
     def reasons(self, values: Mapping[str, Any]) -> list[str]:
         """A line for each choice that holds in a run whose settings are ``values`` by full name, then the cautions."""
@@ -64,7 +82,8 @@ class Plan:
 
 NOTHING = Plan("")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "epochs": ("local_steps",),
+    "epochs": ("least_steps",),
+    "local_steps": ("least_steps",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
@@ -116,6 +135,8 @@ def _key(name: str, options: Mapping[str, Any], folder: Path) -> tuple[str, str,
     """What a plan follows from: the task, its options but for those that a plan sets, and the lists as they are."""
     whole = dataclasses.asdict(tasks.load(name, None, **options))
     read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS}
+    if whole.get("columns"):
+        read["columns"] = as_text(without_levels(read_columns(whole["columns"], names_of(whole["features"]))))
     return name, json.dumps(read, sort_keys=True), _stamp(folder)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Looked, looked_at
 from fairflare.clinic.readers.stored import HIGH, LOW
 from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.table_fingerprint import TableFingerprint
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
@@ -33,8 +35,14 @@ DIGITS = 3
 """Of what is not counted."""
 LARGEST = 1e6
 """Size of a number that is not counted."""
-AIR = -1024.0
+LEAST = -1024.0
 """Hounsfield units below which nothing is measured: scanners fill the corners of their images up with such numbers."""
+PERCENTILES = 100
+"""Of values that are measured."""
+
+
+LATER = {"values", "table"}
+"""Keys that a fingerprint may lack."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +57,10 @@ class Fingerprint:
         coloured: whether more than half of the images have colours that differ.
         mean: of each channel on [0, 1], over images; one channel unless coloured.
         std: of the pixels of all images, as mean.
-        window: lowest and highest value, by percentiles over the pixels of all images, of images whose values are
-            measured from a zero that means the same everywhere (Hounsfield units); mean and std are then of the values
-            scaled between these two. None of other images, and where the task names a window.
+        values: evenly spaced percentiles, from the lowest to the highest that ``stored`` names, of the pixels of all
+            images together, where these are measured from a zero that means the same everywhere (Hounsfield units).
+            None of other images, and where the task names a window.
+        table: what of a table's columns may leave.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -61,7 +70,8 @@ class Fingerprint:
     coloured: bool = False
     mean: Annotated[list[float], Entries(3)] | None = None
     std: Annotated[list[float], Entries(3)] | None = None
-    window: Annotated[list[float], Entries(2)] | None = None
+    values: Annotated[list[float], Entries(PERCENTILES)] | None = None
+    table: TableFingerprint | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -70,29 +80,35 @@ class Fingerprint:
                 raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise ValueError("std: expected as many numbers as mean has")
-        if (ends := self.window) is not None and not (
-            len(ends) == 2 and -LARGEST <= ends[0] < ends[1] <= LARGEST and self.mean is not None
+        if (values := self.values) is not None and not (
+            len(values) == PERCENTILES
+            and -LARGEST <= values[0] < values[-1] <= LARGEST
+            and values == sorted(values)
+            and self.mean is not None
         ):
-            raise ValueError(f"window: expected a lower and an upper end beside a mean, got {ends}")
+            raise ValueError(f"values: expected {PERCENTILES} rising percentiles beside a mean")
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
-        return asdict(self)
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {"table": self.table.to_json() if self.table else None}
 
     @classmethod
     def from_json(cls, content: Any, site: str) -> Fingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         known = {field.name for field in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) | {"window"} != known:
+        if not isinstance(content, Mapping) or set(content) | LATER != known:
             raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
         validation.check_plain(f"fingerprint of {site}", content)
+        where, table = f"fingerprint of {site}", content.get("table")
+        found = None if table is None else TableFingerprint.from_json(table, site)
         try:
-            return cls(
-                **{
-                    name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}")
-                    for name in content
-                }
-            )
+            plain = {
+                name: validation.exact(cls, name, content[name], f"{where}: {name}")
+                for name in content
+                if name != "table"
+            }
+            return cls(**plain, table=found)
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None
 
@@ -108,6 +124,9 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
             which every site declares.
     """
     try:
+        if isinstance(task, Tabular) and not task.build_data:
+            n, table = task.fingerprint(task.located(site, own), min_count)
+            return Fingerprint(n, table=table) if n else None
         train = task.local_data(site, own).splits["train"]
     except (DataError, UserError, ValueError):
         return None
@@ -139,9 +158,6 @@ def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
     channels = 3 if coloured else 1
     mean = means.mean(0)[:channels]
     std = np.sqrt(np.maximum(squares.mean(0)[:channels] - mean**2, 0))
-    window = None if coloured else _window(looks)
-    if window is not None:
-        mean, std = _between(looks, window)
     spacings = [one.spacing for one in looks if one.spacing is not None]
     return Fingerprint(
         n_train=n_train,
@@ -151,28 +167,17 @@ def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
         coloured=coloured,
         mean=[_rounded(value) for value in mean],
         std=[_rounded(value) for value in std],
-        window=window,
+        values=None if coloured else _percentiles(looks),
     )
 
 
-def _window(looks: Sequence[Looked]) -> list[float] | None:
-    """Ends that nearly all pixels of all images lie between; None unless more than half of the images are measured."""
+def _percentiles(looks: Sequence[Looked]) -> list[float] | None:
+    """Of as many values of each image; None unless more than half of the images are measured, and differ."""
     if sum(one.measured for one in looks) * 2 <= len(looks):
         return None
-    low, high = np.percentile(_values(looks), (LOW, HIGH))
-    low, high = (float(np.clip(round(float(end), DIGITS), -LARGEST, LARGEST)) for end in (low, high))
-    return [low, high] if low < high else None
-
-
-def _values(looks: Sequence[Looked]) -> np.ndarray:
-    """As many values of each image, from its lowest to its highest."""
-    return np.maximum(np.concatenate([one.quantiles for one in looks]), AIR)
-
-
-def _between(looks: Sequence[Looked], window: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and std, (1,) each, of the values scaled between the ends of ``window``."""
-    scaled = np.clip((_values(looks) - window[0]) / (window[1] - window[0]), 0, 1)
-    return scaled.mean(keepdims=True), scaled.std(keepdims=True)
+    values = np.maximum(np.concatenate([one.quantiles for one in looks]), LEAST)
+    found = np.percentile(values, np.linspace(LOW, HIGH, PERCENTILES)).clip(-LARGEST, LARGEST).round(DIGITS).tolist()
+    return found if found[0] < found[-1] else None
 
 
 def _rounded(value: float) -> float:

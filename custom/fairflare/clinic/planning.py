@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from fairflare.clinic.fingerprint import Fingerprint
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -22,8 +25,16 @@ SMALLEST, LARGEST = 32, 128
 """Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
 LEAST_STD = 0.02
 """On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+AIR = -900.0
+"""Hounsfield units up to which there is air; the lungs' tissue begins above."""
+MOSTLY = 0.75
+"""Share of what is no air that a window is laid around."""
+NARROWEST = 80.0
+"""Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -39,8 +50,7 @@ class Effort:
         steps: optimizer steps of every site in the whole run.
         rounds: fewest communication rounds; models that are averaged rarely drift apart.
         most_rounds: largest number of them.
-        fewest_steps: local steps of a round at least.
-        most_steps: at most, one pass over the data of a usual site if that is less.
+        fewest_steps: local steps of a round at least; else one pass over a site's own data.
     """
 
     batches: int
@@ -50,13 +60,12 @@ class Effort:
     rounds: int
     most_rounds: int
     fewest_steps: int
-    most_steps: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 60),
-    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 60),
-    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 100),
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12),
 }
 """Kind of data -> how long it is trained on."""
 
@@ -71,7 +80,8 @@ class Choice:
 
     def __str__(self) -> str:
         """ "batch_size 8: the smallest site has 21 training images"."""
-        return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
+        value = f" {self.value}" if len(str(self.value)) <= LONGEST_SHOWN else ""
+        return f"{self.setting.partition('.')[2]}{value}: {self.reason}"
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
@@ -85,18 +95,19 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         return []
     images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
     found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
+    found += [Choice(*one) for one in agreed(_tables(prints))]
     return [choice for choice in found if choice is not None]
 
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
-    return [*_of_spacing(prints), *_of_values(prints)]
+    return [*table_cautions(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
 
 
 def _of_values(prints: Prints) -> list[str]:
-    known = {site: one.window for site, one in prints.items() if one.mean is not None}
-    without = [site for site, window in known.items() if window is None]
-    windows = {site: window for site, window in known.items() if window is not None}
+    known = {site: one.values for site, one in prints.items() if one.mean is not None}
+    without = [site for site, values in known.items() if values is None]
+    windows = {site: (values[0], values[-1]) for site, values in known.items() if values is not None}
     if windows and without:
         text = "values are measured from one zero, as Hounsfield units are"
         return [f"{text}, at {_some(list(windows))} and not at {_some(without)}: each image there is scaled by itself"]
@@ -119,6 +130,10 @@ def _of_spacing(prints: Prints) -> list[str]:
         f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
         "number of pixels, so that the same structure has different sizes"
     ]
+
+
+def _tables(prints: Prints) -> dict[str, TableFingerprint]:
+    return {site: one.table for site, one in prints.items() if one.table is not None}
 
 
 def _channels(prints: Prints) -> Choice | None:
@@ -167,50 +182,56 @@ def _scaling(prints: Prints) -> list[Choice]:
 
 
 def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, list[Choice]]:
-    """Ends that no site's values lie beyond, rounded outwards; None unless the values of every site are measured."""
-    windows = [one.window for one in known if one.window is not None]
-    if len(windows) < len(known):
+    """Ends of the window that all sites' values are scaled by; None unless those of every site are measured.
+
+    Of CT the shortest interval with ``MOSTLY`` of what is no air, and half of its length on either side: that is where
+    the tissue is that images are of. Of anything else nearly all values. Sites count alike.
+    """
+    if any(one.values is None for one in known):
         return None, []
-    low, high = min(window[0] for window in windows), max(window[1] for window in windows)
+    values = np.sort(np.concatenate([one.values or [] for one in known]))
+    tissue = values[values > AIR]
+    if values[0] <= AIR and len(tissue) > len(known):
+        n = math.ceil(MOSTLY * len(tissue))
+        starts, ends = tissue[: len(tissue) - n + 1], tissue[n - 1 :]
+        k = int(np.argmin(ends - starts))
+        low, high = float(starts[k]), float(ends[k])
+        margin = max((high - low) / 2, (NARROWEST - (high - low)) / 2)
+        low, high = max(low - margin, AIR - margin), high + margin
+        reason = f"most of what is no air, and a margin, lies between {low:.4g} and {high:.4g} Hounsfield units"
+    else:
+        low, high = float(values[0]), float(values[-1])
+        reason = f"the sites' values lie between {low:.4g} and {high:.4g}"
     step = 10.0 ** (math.floor(math.log10(high - low)) - 1)
     low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
     text = f"{(low + high) / 2:.6g},{high - low:.6g}"
-    reason = (
-        f"the sites' values lie between {low:.6g} and {high:.6g} (Hounsfield units if CT); a narrower one shows more"
-    )
-    return (low, high), [Choice("task.window", text, reason)]
+    return (low, high), [Choice("task.window", text, f"{reason}; what lies outside counts as the nearer end")]
 
 
 def _in_window(
     known: Sequence[Fingerprint], window: tuple[float, float]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Each site's mean and spread, [[site, ...]] of one channel, once all are scaled by the window that is agreed."""
-    means, spreads, width = [], [], window[1] - window[0]
-    for one in known:
-        low, high = one.window or window
-        means.append((low + _channel(one.mean, 0) * (high - low) - window[0]) / width)
-        spreads.append(_channel(one.std, 0) * (high - low) / width)
-    return [means], [spreads]
+    """Mean and spread of each site's values once they are scaled by the window, [[site, ...]] of one channel."""
+    scaled = [np.clip((np.array(one.values) - window[0]) / (window[1] - window[0]), 0, 1) for one in known]
+    return [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
     what = "rows" if kind == "tabular" else "images"
-    sizes = sorted(one.n_train for one in prints.values())
-    fits = 2 ** int(math.log2(max(sizes[0] / effort.batches, 1)))
+    usual = median(one.n_train for one in prints.values())
+    fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
     batch = min(max(fits, effort.smallest), effort.largest)
-    usual = median(sizes)
-    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
+    steps = max(math.ceil(usual / batch), effort.fewest_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
     return [
-        Choice("train.batch_size", batch, f"the smallest site has {sizes[0]} training {what}"),
+        Choice("train.batch_size", batch, f"a usual site has {usual:.0f} training {what}, others take what they have"),
         Choice(
-            "train.local_steps",
-            steps,
-            f"one pass over the {usual:.0f} training {what} of a usual site, {effort.fewest_steps} to "
-            f"{effort.most_steps} steps, the same number at every site",
+            "train.least_steps",
+            effort.fewest_steps,
+            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least ({steps} at a usual one)",
         ),
-        Choice("train.rounds", rounds, f"{steps * rounds} steps at every site, {effort.steps} or more are usual"),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
 
 

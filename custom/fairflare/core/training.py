@@ -31,6 +31,8 @@ class Training:
             FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
         local_steps: local steps per round in place of ``epochs``: a site goes through its data again and again, and
             each round goes on where the site's last one stopped. None: whole epochs.
+        least_steps: with ``epochs``: a site takes at least so many steps a round, going on as with ``local_steps``, so
+            that few examples make no few steps and many are all seen. None: as many as its epochs have.
     """
 
     rounds: Annotated[int, Range(1, 1_000_000)] = 10
@@ -45,11 +47,14 @@ class Training:
     keep_optimizer: bool = False
     precision: Precision = "auto"
     local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    least_steps: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2), ("local_steps", 1)):
+        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2), ("local_steps", 1), ("least_steps", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.local_steps is not None and self.least_steps is not None:
+            raise ValueError(f"least_steps: goes with epochs, not with local_steps, got {self.least_steps}")
         for name in ("momentum", "weight_decay", "logit_tau"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")

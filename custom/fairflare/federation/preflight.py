@@ -27,6 +27,8 @@ MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
 ORDINARY, LITTLE = 1000, 10
 PLACE = {split: k for k, split in enumerate(("", *SPLIT_NAMES))}
+OF_SIZE = ("few_examples", "empty_split", "one_class")
+LEAVE_OUT = "--without SITE leaves a site of a folder's data out"
 MOST_LINES, SHOWN_LINES = 20, 5
 """Findings that a refusal names, and of more than that how many; all of them stand in the log."""
 
@@ -83,7 +85,8 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
         for line in _errors(statement):
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
-    return "preflight: " + "; ".join(_cut(lines)) if lines else ""
+    hint = f"; {LEAVE_OUT}" if any(code in line for line in sites for code in OF_SIZE) else ""
+    return f"preflight: {'; '.join(_cut(lines))}{hint}" if lines else ""
 
 
 def _cut(lines: list[str]) -> list[str]:

@@ -45,7 +45,7 @@ class Opened:
         model_sha256: hash of the model.
         adjustment: recalibration or thresholds; None: the model as it is.
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
-        scaling: of a table's numbers; None: by the task's constants, or by the table that is to be predicted.
+        scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
         remarks: what a user should know, one line each.
     """

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has the model learned? It is held against an answer that needs no network, and its last rounds are looked at.
 
-Two rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
-have both. It is *still improving* where, over the last quarter of the rounds (at least six), the straight line through
+Three rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
+have both. Nor has it where its risks are worse than none at more than half of the sites: its Brier score is no better
+than that of telling every patient the site's share, or, where no site says it, its log loss no better than a coin's
+(the log of the number of classes); this rule is left out where training adjusted the logits, which moves risks on
+purpose. It is *still improving* where, over the last quarter of the rounds (at least six), the straight line through
 the mean of the sites' validation scores rises by more than twice its standard error per round and by 0.01 in all; or
-where the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss
-counts, falling by 10 %: it falls longer than a model gets better.
+where the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss counts,
+falling by 10 %: it falls longer than a model gets better.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.federation.clinical import CLINICAL
 from fairflare.report.fairness import mean
 from fairflare.report.metrics import chance, label
 from fairflare.report.trail import Trail
 from fairflare.report.values import in_order, number, plural, text
 
 Json = dict[str, Any]
+BINARY, MASKS = 2, "dice"
 TRIVIAL = "trivial"
 """Key of an evaluation in the log."""
 QUANTITIES = {"trivial": "mean over sites, without a network"}
@@ -35,7 +40,9 @@ LEAST = {"score": 0.01, "loss": 0.05, "train_loss": 0.10}
 """What must change over these rounds: a score by so much, a loss by this share of its mean."""
 
 
-def learned_section(trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json) -> Json | None:
+def learned_section(
+    trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json, adjusted: bool = False
+) -> Json | None:
     """What the final model is held against, and whether its last rounds still brought something.
 
     Args:
@@ -44,20 +51,25 @@ def learned_section(trail: Trail, rows: Sequence[Json], headline: str, higher: b
         headline: the metric.
         higher: whether its higher values are better.
         about: of the task: the metrics in words, with chance levels.
+        adjusted: whether training adjusted the logits, so that risks are not meant to be right.
 
     Returns:
         learned: True, False, or None where it cannot be said; better and compared: at how many of how many sites the
         model is better; rows: site, model, trivial, better; trivial: mean over sites; trend (see ``_trend``) and
-        still_improving. None where nothing is known of a trivial answer.
+        still_improving; risks (see ``_risks``), None where nothing is known of them. None where nothing is known of a
+        trivial answer.
     """
     held = [_row(trail, row, headline, higher, about) for row in rows]
     if all(row["trivial"] is None for row in held):
         return None
     both = [row for row in held if row["better"] is not None]
     better, trend = sum(row["better"] for row in both), _trends(trail, headline, higher)
+    risks = None if adjusted else _risks(trail, rows, len(about.get("classes") or ()) if headline != MASKS else 0)
+    learned = 2 * better >= len(both) if both else None
     return {
         "metric": headline,
-        "learned": 2 * better >= len(both) if both else None,
+        "learned": False if risks and 2 * risks["better"] < risks["compared"] else learned,
+        "risks": risks,
         "better": better,
         "compared": len(both),
         "trivial": mean({row["site"]: row["trivial"] for row in held}),
@@ -83,6 +95,15 @@ def verdict(summary: Mapping[str, Any]) -> str:
     found = summary.get("learned") or {}
     if found.get("learned") is not False:
         return ""
+    if 2 * found["better"] >= found["compared"] and (risks := found.get("risks")):
+        what = {"brier": "Brier score", "loss": "log loss"}[risks["metric"]]
+        held = {"brier": "of telling every patient the site's share", "loss": "of a coin"}[risks["metric"]]
+        return (
+            f"This model has not learned what to tell a patient: at {risks['compared'] - risks['better']} of "
+            f"{plural(risks['compared'], 'site')} its {what} is no better than that {held} (there "
+            f"{text(risks['trivial'])} on average; its own {text(risks['model'])}). Fewer rounds, a larger "
+            "train.weight_decay or a simpler model may help."
+        )
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
     means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
     whose = (
@@ -137,6 +158,35 @@ def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json) -> J
     if value is not None and row["value"] is not None:
         better = row["value"] > value if higher else row["value"] < value
     return {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
+
+
+def _risks(trail: Trail, rows: Sequence[Json], classes: int) -> Json | None:
+    """How the model's risks compare with an answer that is the same for everybody, at each site's test patients.
+
+    Returns:
+        metric ("brier" or "loss"), better and compared (sites), model and trivial (means over these); None where no
+        site says either.
+    """
+    brier, loss = {}, {}
+    for row in rows:
+        site = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
+        clinical = site.get(CLINICAL) or {}
+        n, hits, score = (number(clinical.get(name)) for name in ("n", "positives", "brier"))
+        if n and hits is not None and score is not None and classes == BINARY:
+            brier[row["site"]] = (score, hits / n * (1 - hits / n))
+        found = number((site.get("test") or {}).get("loss"))
+        if found is not None and classes >= BINARY:
+            loss[row["site"]] = (found, math.log(classes))
+    metric, held = ("brier", brier) if brier else ("loss", loss)
+    if not held:
+        return None
+    return {
+        "metric": metric,
+        "better": sum(model < trivial for model, trivial in held.values()),
+        "compared": len(held),
+        "model": mean({site: model for site, (model, _) in held.items()}),
+        "trivial": mean({site: trivial for site, (_, trivial) in held.items()}),
+    }
 
 
 def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:

@@ -90,7 +90,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, in_use, headline, higher, about),
+        "learned": learned_section(whole, in_use, headline, higher, about, adjusted=bool(used) or _adjusts(config)),
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
@@ -112,6 +112,11 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
 
 SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
+
+
+def _adjusts(config: Json) -> bool:
+    """Whether the sites trained on adjusted logits."""
+    return bool((config.get("training") or {}).get("logit_tau"))
 
 
 def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:

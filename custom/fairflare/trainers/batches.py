@@ -17,15 +17,19 @@ def local_batches(work: LocalWork) -> Iterator[Batch]:
     """The round's batches in order, not yet on the device.
 
     With ``training.local_steps`` they are so many steps of one endless sequence of epochs per site, whose order follows
-    from the seed of the site's first round; where it stands is kept in ``work.memory``.
+    from the seed of the site's first round; where it stands is kept in ``work.memory``. With ``training.least_steps``
+    they are as many as the round's epochs have, but so many at least.
     """
     training = work.training
-    if training.local_steps is None:
+    steps = training.local_steps
+    if training.least_steps is not None:
+        steps = max(training.least_steps, training.epochs * -(-work.data.size("train") // training.batch_size))
+    if steps is None:
         for epoch in range(training.epochs):
             yield from work.data.training(training.batch_size, derive(work.seed, "epoch", epoch))
         return
     start = work.memory.get(PLACE, {"seed": work.seed, "epoch": 0, "done": 0})
-    for place, batch in islice(_endless(work, **start), training.local_steps):
+    for place, batch in islice(_endless(work, **start), steps):
         work.memory[PLACE] = place
         yield batch
 

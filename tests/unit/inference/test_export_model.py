@@ -2,11 +2,8 @@
 """One model in five forms: run folder, MONAI bundle, TorchScript, ONNX and state dict say the same."""
 
 import csv
-import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -15,7 +12,7 @@ import torch
 
 from fairflare.datasets.readers import heart
 from fairflare.inference.bundle import COPIED, copied
-from model_use import call, reported, rows, write_patients
+from model_use import call, reported, rows, run_bundle, write_patients
 
 pytestmark = pytest.mark.slow
 CLOSE = 1e-4
@@ -23,21 +20,6 @@ CLOSE = 1e-4
 
 def probabilities(folder):
     return np.array([[float(v) for k, v in row.items() if k.startswith(("p_", "share_"))] for row in rows(folder)])
-
-
-def run_bundle(bundle, inputs, out):
-    """MONAI's own runner in a process that knows nothing of this package."""
-    arguments = ["--config_file", "configs/inference.json", "--inputs", str(inputs), "--output_dir", str(out)]
-    if importlib.util.find_spec("fire"):
-        command = [sys.executable, "-m", "monai.bundle", "run", *arguments]
-    else:  # what `python -m monai.bundle` calls once fire has read the command line
-        given = dict(zip((a[2:] for a in arguments[::2]), arguments[1::2]))
-        text = f"from monai.bundle import run; run(**{given!r}); import sys; assert 'fairflare' not in sys.modules"
-        command = [sys.executable, "-c", text]
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=bundle, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return out
 
 
 def exported(capsys, folder, form, out, *more):

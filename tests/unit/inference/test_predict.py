@@ -41,14 +41,11 @@ def test_a_hospitals_figures_come_out_again(heart_run, tmp_path, capsys):
         assert np.mean((p - labels) ** 2) == pytest.approx(brier, abs=1e-6)
 
 
-def test_without_a_site_a_table_is_scaled_by_its_own_rows(heart_run, tmp_path, capsys):
+def test_where_each_site_scales_by_its_own_rows_a_table_needs_a_site(heart_run, tmp_path, capsys):
     write_patients(tmp_path / "new.csv", "Hungary")
     code, _, err = call(capsys, "predict", heart_run, tmp_path / "new.csv", "--out", tmp_path / "p")
-    assert code == 0 and "scaled by its own" in err and "--site NAME applies it" in " ".join(err.split())
-    few = (tmp_path / "new.csv").read_text().splitlines()[:5]
-    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
-    code, _, err = call(capsys, "predict", heart_run, tmp_path / "few.csv", "--out", tmp_path / "q")
-    assert code == 2 and "at least 20 rows" in err and not (tmp_path / "q").exists()
+    assert code == 2 and "scales by its own training rows: expected --site NAME" in " ".join(err.split())
+    assert not (tmp_path / "p").exists()
 
 
 def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
@@ -112,6 +109,25 @@ def test_a_nifti_mask_has_the_geometry_of_its_image(mask_run, tmp_path, capsys):
     assert set(np.unique(np.asarray(mask.dataobj))) <= {0, 1} and np.asarray(mask.dataobj).any()
 
 
+def test_every_slice_of_a_volume_gets_a_mask_in_its_place(mask_run, tmp_path, capsys):
+    pixels = [picture(np.random.default_rng(k), True)[0].astype(np.float32) for k in range(3)]
+    affine = np.array([[0.7, 0, 0, -30], [0, 0.9, 0, 12], [0, 0.2, 5, 100], [0, 0, 0, 1.0]])
+    nibabel.save(nibabel.Nifti1Image(np.stack(pixels, axis=-1), affine), tmp_path / "v.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(pixels[1][..., None], affine), tmp_path / "one.nii.gz")
+    code, _, err = call(capsys, "predict", mask_run, tmp_path, "--out", tmp_path / "p")
+    assert code == 0, err
+    found = {row["file"]: row["mask"] for row in rows(tmp_path / "p")}
+    names = ["v.nii.gz[0]", "v.nii.gz[1]", "v.nii.gz[2]"]
+    assert list(found) == ["one.nii.gz", *names]
+    assert [found[name] for name in names] == [f"masks/v_{k}_mask.nii.gz" for k in range(3)]
+    for k, name in enumerate(names):
+        mask = nibabel.load(tmp_path / "p" / found[name])
+        assert mask.shape == (40, 48, 1) and np.allclose(mask.affine[:3, :3], affine[:3, :3])
+        assert np.allclose(mask.affine @ [2, 3, 0, 1], affine @ [2, 3, k, 1])
+    alone, second = (np.asarray(nibabel.load(tmp_path / "p" / found[n]).dataobj) for n in ("one.nii.gz", names[1]))
+    assert np.array_equal(alone, second) and second.any()
+
+
 def test_a_mask_is_read_back_as_the_structures_that_were_found():
     values = {"disc": (128, 0), "cup": (0,)}
     truth = torch.zeros(2, 8, 8)
@@ -160,7 +176,7 @@ def test_images_unlike_the_training_are_named(photo_run, tmp_path, capsys):
 
 def test_nothing_is_overwritten_and_nothing_half_written(heart_run, tmp_path, capsys):
     write_patients(tmp_path / "t.csv", "VA")
-    place = ["predict", heart_run, tmp_path / "t.csv", "--out", tmp_path / "p"]
+    place = ["predict", heart_run, tmp_path / "t.csv", "--site", "VA", "--out", tmp_path / "p"]
     assert call(capsys, *place)[0] == 0
     before = (tmp_path / "p" / "predictions.csv").read_bytes()
     code, _, err = call(capsys, *place)

@@ -35,6 +35,7 @@ LEVEL = "LEVEL"
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
+@click.option("--without", default="", metavar="A,B", help="Sites that are left out.")
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
@@ -67,7 +68,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep")}
+        lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep", "without")}
         texts = {key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")}
         chosen = Choices(
             **lists, **texts, kind=given["kind"] or "", slices=given["slices"] or 0, ask=_ask if asks else refuse

@@ -115,6 +115,7 @@ class Choices:
         since: the column of dates from which other dates count; empty: dates are left out.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``clinic.readers.pictures``.
+        without: sites that are left out.
         new_splits: draw splits also where the layout has them.
         ask: what decides between two readings; refuses by default.
     """
@@ -131,6 +132,7 @@ class Choices:
     since: str = ""
     slices: int = 0
     window: str = ""
+    without: tuple[str, ...] = ()
     new_splits: bool = False
     ask: Ask = refuse
 

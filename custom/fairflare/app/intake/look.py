@@ -16,6 +16,7 @@ from fairflare.app.intake.tables import examples_in_tables, tables_in
 from fairflare.app.intake.volumes import with_slices
 from fairflare.app.intake.walk import Files, walk
 from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ def look(root: Path, chosen: Choices) -> Proposal:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
+    for site in chosen.without:
+        if site not in found.sites:
+            raise UserError(f"--without: {unlisted('site', site, found.sites)}")
+    if chosen.without:
+        found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
     if found.kind != "segmentation":
         check_sites_agree(found.examples, chosen)
     found = with_slices(files, found, chosen)

@@ -72,7 +72,7 @@ def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled:
     if n < len(splits):
         raise UserError(
             f"init: {site}: expected at least {len(splits)} patients or examples to divide, got {n} "
-            "(leave the site out, or give it a split of its own)"
+            f"(--without {site} leaves it out)"
         )
     labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
     most = max(Counter(labels.tolist()).values())

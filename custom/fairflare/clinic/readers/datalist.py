@@ -157,12 +157,11 @@ def _item(where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str
         raise DataError(NO_LABEL, f"{where}: has no label")
     label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
-    image: Source = inside(root, entry["image"], f"{where}: image", links)
-    if (number := entry.get(FRAME)) is not None:
-        if type(number) is not int or number < 0:
-            raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
-        image = Frame(image, number)
-    return Item(image, label, attributes)
+    path = inside(root, entry["image"], f"{where}: image", links)
+    number = entry.get(FRAME)
+    if number is not None and (type(number) is not int or number < 0):
+        raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
+    return Item(path if number is None else Frame(path, number), label, attributes)
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

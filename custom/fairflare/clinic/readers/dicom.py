@@ -15,11 +15,11 @@ from fairflare.clinic.readers.stored import (
     MOST_FRAMES,
     MOST_PIXELS,
     Stored,
+    WrongHeaderError,
     chosen_frame,
     finite,
-    unreadable,
+    guarded,
 )
-from fairflare.core.errors import DataError
 
 SUFFIXES = (".dcm", ".dicom")
 DIRECTORY = "DICOMDIR"
@@ -60,27 +60,26 @@ def header(path: Path) -> Any:
     Raises:
         DataError: "unreadable": no DICOM, no image, or one that says it holds more pixels than there may be.
     """
-    pydicom = pydicom_quietly()
-    try:
-        meta = pydicom.filereader.read_file_meta_info(path)
-        size = path.stat().st_size
-        if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
-            raise unreadable(path, "deflated as a whole; unpack it, e.g. with dcmconv")
-        found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
-        rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
-        bits, many = int(found.get("BitsAllocated") or 0), frames_in(found)
-    except DataError:
-        raise
-    except Exception as error:  # pydicom raises whatever it meets
-        raise unreadable(path, type(error).__name__) from None
+    with guarded(path):
+        return _header(path, pydicom_quietly())
+
+
+def _header(path: Path, pydicom: Any) -> Any:
+    meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
+    if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
+        raise WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
+    found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
+    rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
+    bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
     if not rows or not columns:
-        raise unreadable(path, f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
-    samples = samples or 1
+        raise WrongHeaderError(f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
     if rows * columns * samples > MOST_PIXELS or not 0 < many <= MOST_FRAMES or samples not in (1, 3):
-        raise unreadable(path, f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
-    told = rows * columns * samples * many * bits // 8
-    if not _packed(found) and told > size:
-        raise unreadable(path, f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
+        raise WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
+    told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
+    if syntax is None:
+        raise WrongHeaderError("its header names no transfer syntax")
+    if not (syntax.is_compressed or syntax.is_deflated) and told > size:
+        raise WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
     return found
 
 
@@ -106,55 +105,46 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
             "nonfinite".
     """
     found = header(path)
-    k = chosen_frame(path, frame, frames_in(found))
+    with guarded(path):
+        return _slice(path, found, chosen_frame(path, frame, frames_in(found)), window == FILE, mask)
+
+
+def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> Stored:
     photometric = str(found.get("PhotometricInterpretation") or "").upper()
     if photometric not in (*GREY, PALETTE, *COLOURS):
-        raise unreadable(path, f"photometric interpretation {photometric[:20] or 'missing'}")
+        raise WrongHeaderError(f"photometric interpretation {photometric[:20] or 'missing'}")
     pixels = _decoded(path, found, k)
-    try:
-        if photometric not in GREY and not (mask and pixels.ndim == 2):
-            return Stored(finite(path, _coloured(found, pixels, photometric)), natural=True)
-        hounsfield = _is_hounsfield(found, k)
-        inverted = photometric == "MONOCHROME1" and not hounsfield and not mask
-        pixels = pixels.astype(np.int64) if pixels.dtype.kind in "iub" else pixels
-        if window == FILE and not mask:
-            shown = _shown(path, found, k, pixels)
-            return Stored(finite(path, 255 - shown if inverted else shown)[None], natural=True)
-        if inverted:
-            pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
-        return Stored(finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
-    except DataError:
-        raise
-    except Exception as error:
-        raise unreadable(path, type(error).__name__) from None
-
-
-def _packed(found: Any) -> bool:
-    """Whether the pixels are compressed, or the file as a whole."""
-    syntax = found.file_meta.get("TransferSyntaxUID")
-    return syntax is not None and (syntax.is_compressed or syntax.is_deflated)
+    if photometric not in GREY and not (mask and pixels.ndim == 2):
+        return Stored(finite(path, _coloured(found, pixels, photometric)), natural=True)
+    hounsfield = _is_hounsfield(found, k)
+    inverted = photometric == "MONOCHROME1" and not hounsfield and not mask
+    pixels = pixels.astype(np.int64) if pixels.dtype.kind in "iub" else pixels
+    if windowed and not mask:
+        shown = _shown(found, k, pixels)
+        return Stored(finite(path, 255 - shown if inverted else shown)[None], natural=True)
+    if inverted:
+        pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
+    return Stored(finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
 
 
 def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:
     """(H, W) or (H, W, 3) of frame number ``frame`` alone."""
     from pydicom.pixels import get_decoder, pixel_array
 
-    syntax = found.file_meta.get("TransferSyntaxUID")
-    if syntax is None:
-        raise unreadable(path, "its header names no transfer syntax")
+    syntax = found.file_meta.TransferSyntaxUID
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise unreadable(path, f"its compression is not read: {syntax.name}") from None
-    missing = unreadable(path, f"compressed as {syntax.name}; to read it: pip install {_packages(syntax.name)}")
+        raise WrongHeaderError(f"its compression is not read: {syntax.name[:60]}") from None
+    missing = WrongHeaderError(f"compressed as {syntax.name}; to read it: pip install {_packages(syntax.name)}")
     if not decoder.is_available:
         raise missing
     try:
         return np.asarray(pixel_array(path, index=frame))
-    except Exception as error:
-        if syntax.is_encapsulated and decoder.missing_dependencies and isinstance(error, RuntimeError):
+    except RuntimeError:
+        if syntax.is_encapsulated and decoder.missing_dependencies:
             raise missing from None  # another of pydicom's decoders may know this kind: 12 bits, lossless
-        raise unreadable(path, type(error).__name__) from None
+        raise
 
 
 def _packages(name: str) -> str:
@@ -200,7 +190,7 @@ def _rescaled(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
     group = group_of(found, frame, "PixelValueTransformationSequence")
     slope, intercept = (_number(group, name, usual) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)))
     if not slope:
-        raise ValueError("RescaleSlope")
+        raise WrongHeaderError("RescaleSlope 0")
     return np.asarray(pixels * slope + intercept, dtype=np.float64)
 
 
@@ -208,11 +198,11 @@ def _number(group: Any, name: str, usual: float) -> float:
     value = group.get(name)
     found = float(usual if value is None or value == "" else value)
     if not math.isfinite(found) or abs(found) > WIDEST:
-        raise ValueError(name)
+        raise WrongHeaderError(f"{name} {found:g}")
     return found
 
 
-def _shown(path: Path, found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
+def _shown(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
     """(H, W) on 0 to 255, as the file's own VOI LUT or first window shows it (DICOM PS3.3, C.11.2)."""
     from pydicom.pixels import apply_voi
 
@@ -223,7 +213,7 @@ def _shown(path: Path, found: Any, frame: int, pixels: np.ndarray) -> np.ndarray
     group = group_of(found, frame, "FrameVOILUTSequence")
     centre, width = (_first(group.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None or not 0 < width <= WIDEST or not abs(centre) <= WIDEST:
-        raise unreadable(path, "window=file, and its header has none")
+        raise WrongHeaderError("window=file, and its header has none")
     function = str(group.get("VOILUTFunction") or "LINEAR").upper()
     if function == "SIGMOID":
         return np.asarray(255 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -500, 500))))

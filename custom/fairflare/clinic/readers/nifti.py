@@ -9,11 +9,20 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from fairflare.clinic.readers.stored import MOST_FRAMES, MOST_PIXELS, Stored, chosen_frame, finite, unreadable
+from fairflare.clinic.readers.stored import (
+    MOST_FRAMES,
+    MOST_PIXELS,
+    Stored,
+    WrongHeaderError,
+    chosen_frame,
+    finite,
+    guarded,
+    unreadable,
+)
 from fairflare.core.errors import DataError
 
 SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
@@ -50,13 +59,9 @@ def opened(path: Path) -> Checked:
         DataError: "unreadable" for a header that is damaged, too large, or says more than the file can hold; "not_2d"
             where slices lie along more than one axis.
     """
-    try:
+    with guarded(path):
         _check(path)
         image = _nibabel().load(path)
-    except DataError:
-        raise
-    except Exception as error:  # nibabel raises whatever it meets
-        raise unreadable(path, type(error).__name__) from None
     shape = [int(n) for n in image.shape]
     while len(shape) > 2 and shape[-1] == 1:
         shape.pop()
@@ -84,17 +89,10 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
     found = opened(path)
     k = chosen_frame(path, frame, found.frames)
     ndim = len(found.image.shape)
-    try:
-        place: Any = (
-            slice(None),
-            slice(None),
-            *([k] if ndim > 2 else []),
-            *([slice(None)] if found.channels > 1 else []),
-        )
-        place += (0,) * (ndim - len(place))
-        pixels = np.asarray(found.image.dataobj[place])
-    except Exception as error:
-        raise unreadable(path, type(error).__name__) from None
+    place: list[Any] = [slice(None), slice(None), k, *([slice(None)] if found.channels > 1 else [])][:ndim]
+    at = tuple(place + [0] * (ndim - len(place)))
+    with guarded(path):
+        pixels = np.asarray(found.image.dataobj[at])
     pixels = np.moveaxis(pixels, -1, 0) if found.channels > 1 else pixels[None]
     values = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])
     if window != "file":
@@ -102,49 +100,50 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
     low, high = (float(found.image.header[name]) for name in ("cal_min", "cal_max"))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
-    return Stored(np.asarray(np.clip((values - low) / (high - low), 0, 1) * 255, dtype=np.float32), natural=True)
+    shown = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    return Stored(shown.astype(np.float32), natural=True)
 
 
 def _check(path: Path) -> None:
-    """Raise DataError unless dimensions, type, scaling and extensions are what the file can hold."""
+    """Raise WrongHeaderError unless dimensions, type, scaling and extensions are what the file can hold."""
     packed = path.name.lower().endswith(".gz")
     with gzip.open(path, "rb") if packed else path.open("rb") as file:
         start = file.read(max(SIZES))
         size = next((n for n in SIZES if start[:4] in (n.to_bytes(4, "little"), n.to_bytes(4, "big"))), 0)
         if not size:
-            raise unreadable(path, "no NIfTI header")
+            raise WrongHeaderError("no NIfTI header")
         head = getattr(_nibabel(), SIZES[size]).from_fileobj(io.BytesIO(start[:size]))
-        _check_numbers(path, head, packed)
+        _check_numbers(path.stat().st_size, head, packed)
         if len(start) > size and start[size]:
-            _check_extensions(path, head, file, size + 4)
+            _check_extensions(head, file, size + 4)
 
 
-def _check_numbers(path: Path, head: Any, packed: bool) -> None:
+def _check_numbers(size: int, head: Any, packed: bool) -> None:
     shape, dtype = [int(n) for n in head.get_data_shape()], head.get_data_dtype()
     offset, slope, shift = (float(head[name]) for name in ("vox_offset", "scl_slope", "scl_inter"))
     if not shape or min(shape) < 1:
-        raise unreadable(path, f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
+        raise WrongHeaderError(f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
     if dtype.kind not in "iuf":
-        raise unreadable(path, f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers")
+        raise WrongHeaderError(f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers")
     if not 0 <= offset <= MOST_HEADER:
-        raise unreadable(path, f"a header of {offset:g} bytes")
+        raise WrongHeaderError(f"a header of {offset:g} bytes")
     if math.isinf(slope) or (slope and not math.isnan(slope) and not math.isfinite(shift)):
-        raise unreadable(path, f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
-    held = path.stat().st_size * (MOST_PACKED if packed else 1)
+        raise WrongHeaderError(f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
+    held = size * (MOST_PACKED if packed else 1)
     if (told := int(offset) + math.prod(shape) * dtype.itemsize) > held:
         most = f"can hold {held}" if packed else f"has {held}"
-        raise unreadable(path, f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
+        raise WrongHeaderError(f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
 
 
-def _check_extensions(path: Path, head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> None:
+def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> None:
     """Each says its own length, which nibabel believes."""
     end = int(head["vox_offset"])
-    order = "little" if head.endianness == "<" else "big"
+    order: Literal["little", "big"] = "little" if head.endianness == "<" else "big"
     while end - start >= 16:
         file.seek(start)
-        length = int.from_bytes(file.read(4), order, signed=True)  # type: ignore[arg-type]
+        length = int.from_bytes(file.read(4), order, signed=True)
         if not 16 <= length <= end - start:
-            raise unreadable(path, f"a header extension of {length} bytes where {end - start} are left")
+            raise WrongHeaderError(f"a header extension of {length} bytes where {end - start} are left")
         start += length
 
 

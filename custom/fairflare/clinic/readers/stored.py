@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,8 @@ FILE, PERCENTILES = "file", "percentiles"
 """Windows that are no numbers: the file's own, and one of each image's."""
 LOW, HIGH = 0.5, 99.5
 """Percentiles of an image that it is scaled between where nothing says what its values mean."""
+BEYOND = 1e30
+"""Size of a pixel that nothing measures, and that differences of float32 need room above."""
 HOUNSFIELD = (-1000.0, 1000.0)
 """From air to bone: what CT is scaled between where neither user nor plan has chosen a window."""
 
@@ -74,6 +78,22 @@ def unreadable(path: Path, why: str) -> DataError:
     return DataError("unreadable", f"{path.name}: cannot be read as an image ({why})")
 
 
+class WrongHeaderError(ValueError):
+    """What a header says cannot be; the text says what."""
+
+
+@contextmanager
+def guarded(path: Path) -> Iterator[None]:
+    """Whatever a library raises on a file becomes the one line of ``unreadable``."""
+    try:
+        with np.errstate(all="ignore"):  # what overflows is found by ``finite``
+            yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise unreadable(path, str(error) if isinstance(error, WrongHeaderError) else type(error).__name__) from None
+
+
 def chosen_frame(path: Path, frame: int | None, frames: int) -> int:
     """Which of a file's slices is meant, from 0.
 
@@ -89,11 +109,11 @@ def chosen_frame(path: Path, frame: int | None, frames: int) -> int:
 
 
 def finite(path: Path, pixels: np.ndarray) -> np.ndarray:
-    """``pixels`` as float32; DataError "nonfinite" where one is NaN, infinite or too large for it."""
+    """``pixels`` as float32; DataError "nonfinite" where one is NaN, infinite or as large as no measurement is."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.asarray(pixels, dtype=np.float32)
-    strange = int(found.size - np.isfinite(found).sum())
+        strange = int(found.size - (np.abs(found) <= BEYOND).sum())
     if strange:
-        text = f"{path.name}: expected finite numbers, got {strange} pixels that are NaN or infinite"
+        text = f"{path.name}: expected finite numbers, got {strange} pixels that are NaN, infinite or beyond {BEYOND:g}"
         raise DataError("nonfinite", text)
     return found

@@ -57,16 +57,28 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if path.suffix.lower() in PARQUET:
+        return _parquet(path)
+    names, rows = _cells(path)
+    return pd.DataFrame(rows, columns=names, dtype=object)
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Column -> its cells, as ``read_table`` reads them; of a text file without pandas."""
+    if path.suffix.lower() in PARQUET:
+        table = read_table(path)
+        return {name: list(table[name]) for name in table.columns}
+    names, rows = _cells(path)
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         if not path.stat().st_size:
             raise _refused(path, "empty", "expected a table, got an empty file")
-        kind = path.suffix.lower()
-        if kind in PARQUET:
-            return _parquet(path)
-        names, rows = _table(path, _excel_rows(path) if kind in EXCEL else _text_rows(path))
+        return _table(path, _excel_rows(path) if path.suffix.lower() in EXCEL else _text_rows(path))
     except OSError as error:
-        raise DataError("unreadable", f"table {path.name}: cannot be read ({error.strerror})") from None
-    return pd.DataFrame(rows, columns=names, dtype=object)
+        raise _refused(path, "unreadable", f"cannot be read ({error.strerror})") from None
 
 
 def as_cell(value: object) -> str:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers of NIfTI and DICOM that cannot be, or ask for more memory than there is: one line, and nothing is read."""
+
+import gzip
+import struct
+import tracemalloc
+
+import nibabel
+import numpy as np
+import pytest
+
+from dicom_sets import dataset, save
+from fairflare.clinic.readers.datalist import Frame
+from fairflare.clinic.readers.geometry import frames, geometry_of
+from fairflare.clinic.readers.pictures import Reader
+from fairflare.core.errors import DataError
+
+READER = Reader(32, 1)
+
+
+def nifti_header(shape=(8, 8, 2), **fields):
+    """The first 352 bytes of a file, with wrong ``fields``."""
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(np.int16)
+    header["dim"][: len(shape) + 1] = [len(shape), *shape]
+    header["vox_offset"], header["magic"], header["scl_slope"] = 352, b"n+1", 1
+    header["scl_inter"] = 0
+    for name, value in fields.items():
+        header[name] = value
+    return header.binaryblock + bytes(4)
+
+
+BROKEN_NIFTI = {
+    "no NIfTI header": b"x" * 1000,
+    "a header of 8x0x2 voxels": nifti_header((8, 0, 2)) + bytes(1000),
+    r"32000x32000x32000 voxels are 65536000000352 bytes, the file has 1352": nifti_header((32000,) * 3) + bytes(1000),
+    "scl_slope inf, scl_inter 0; expected finite numbers": nifti_header(scl_slope=np.inf) + bytes(1000),
+    "scl_slope 1, scl_inter nan": nifti_header(scl_inter=np.nan) + bytes(1000),
+    r"a header of 1e\+09 bytes": nifti_header(vox_offset=1e9) + bytes(1000),
+    "a header extension of 2147483632 bytes where 648 are left": nifti_header(vox_offset=1000)[:-4]
+    + struct.pack("<4bii", 1, 0, 0, 0, 2147483632, 6)
+    + bytes(2000),
+    "voxels of type c64": nifti_header(datatype=32, bitpix=64) + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN_NIFTI)
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_a_nifti_header_that_cannot_be_is_one_line(tmp_path, why, suffix):
+    path, content = tmp_path / f"x{suffix}", BROKEN_NIFTI[why]
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    said = why.replace("the file has 1352", r"the file can hold \d+") if suffix.endswith("gz") else why
+    tracemalloc.start()
+    for look in (lambda: READER.image(Frame(path, 0)), lambda: frames(path)):
+        with pytest.raises(DataError, match=rf"^x{suffix}: cannot be read as an image \(.*{said}.*\)$") as error:
+            look()
+        assert error.value.code == "unreadable" and "\n" not in str(error.value)
+    assert tracemalloc.get_traced_memory()[1] < 5e6 and geometry_of(path) is None
+    tracemalloc.stop()
+
+
+def test_values_that_are_no_numbers_are_counted(tmp_path):
+    values = np.ones((8, 8), np.float32)
+    values[0, :3] = np.nan, np.inf, -np.inf
+    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "x.nii")
+    with pytest.raises(DataError, match="x.nii: expected finite numbers, got 3 pixels") as error:
+        READER.image(tmp_path / "x.nii")
+    assert error.value.code == "nonfinite"
+    (tmp_path / "y.nii").write_bytes(nifti_header((8, 8), scl_slope=3e38) + np.full(64, 100, np.int16).tobytes())
+    with pytest.raises(DataError, match="y.nii: expected finite numbers, got 64 pixels"):
+        READER.image(tmp_path / "y.nii")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"Rows": 60000, "Columns": 60000}, "a header of 1 x 60000 x 60000 pixels with 1 values each"),
+        ({"Rows": 4000}, "1 x 4000 x 32 pixels are 256000 bytes, the file has"),
+        ({"NumberOfFrames": 2_000_000}, "a header of 2000000 x 32 x 32 pixels"),
+        ({"NumberOfFrames": -3}, "a header of -3 x 32 x 32 pixels"),
+        ({"SamplesPerPixel": 60}, "pixels with 60 values each"),
+        ({"PhotometricInterpretation": "CMYK"}, "photometric interpretation CMYK"),
+        ({"PhotometricInterpretation": None}, "photometric interpretation missing"),
+        ({"RescaleSlope": 0, "RescaleIntercept": 0}, r"\(RescaleSlope 0\)"),
+        ({"RescaleSlope": 1, "RescaleIntercept": "1e300"}, r"\(RescaleIntercept 1e\+300\)"),
+        ({"BitsAllocated": 24}, "1 x 32 x 32 pixels are 3072 bytes"),
+        ({"BitsStored": 20}, "ValueError"),
+        ({"PixelData": None}, "1 x 32 x 32 pixels are 2048 bytes, the file has"),
+    ],
+)
+def test_a_dicom_header_that_cannot_be_is_one_line(tmp_path, change, why):
+    save(tmp_path / "x.dcm", dataset(np.arange(1024, dtype=np.uint16).reshape(32, 32), "P1", **change))
+    with pytest.raises(DataError, match=rf"^x\.dcm: cannot be read as an image .*{why}") as error:
+        READER.image(Frame(tmp_path / "x.dcm", 0))
+    assert error.value.code == "unreadable"
