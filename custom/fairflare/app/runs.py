@@ -103,7 +103,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     heard = min(config.min_responses or count, count)
     found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
     rate = f"init-from: the local learning rate is {config.training['lr']:g}; by default a tenth of the usual one"
-    begins = [*parts.origin.lines(), rate] if parts.origin else []
+    begins = [*parts.origin.lines(), *([] if config.evaluation else [rate])] if parts.origin else []
     return [*begins, *(caution for caution in found if caution)]
 
 

@@ -95,7 +95,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
         remarks.append("numbers are scaled by each hospital's own labelled rows: every site of the run scales its own")
     for name, own in hospitals.items():
         one = _Hospital(name, own, opened, config, parts, asked)
-        remarks += [f"{name}: {finding.text}" for finding in one.findings]
+        remarks += [f"{name}: {text}" for text in one.remarks]
         answers[name], beside[name] = one.answer(), one.beside()
     about = {**about_task(config, parts), **about_evaluation(opened, config, asked.split)}
     return evaluation(about, answers, beside), remarks
@@ -117,7 +117,7 @@ class _Hospital:
         self._config, self._parts = config, parts
         self._least = stricter(own.min_count, config.min_count)
         self._device = default_device(own.gpu)
-        self.findings: list[Finding] = []
+        self._findings: list[Finding] = []
         self._data = self._read(opened, parts.grouping).on(self._device)
 
     def _read(self, opened: Opened, grouping: Grouping) -> TensorData:
@@ -132,8 +132,16 @@ class _Hospital:
             raise UserError(f"{name}: {error}") from None
         if data is None:
             raise UserError(f"{name}: {found[0].text}")
-        self.findings = found
+        self._findings = found
         return data
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its data are like that a reader of the figures should know, a line each."""
+        patients = self._data.patients if isinstance(self._data, Labelled) else ()
+        several, n = len(set(patients) - {""}), len(patients)
+        text = f"{n} cases of {several} patients: intervals take every case for a patient and are too narrow"
+        return [*(one.text for one in self._findings), *([text] if 0 < several < n and "" not in patients else [])]
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least

@@ -136,7 +136,7 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
     Of two classes both averages of the AUC are the AUC; Brier score and calibration stand beside the slope.
     """
-    said = ("brier_loss", "calibration_error") if site["calibration"] else ()
+    said: tuple[str, ...] = ("brier_loss", "calibration_error") if site["calibration"] else ()
     two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
     said += ("auc_ovr",) if two else ()
     return [

@@ -239,7 +239,9 @@ def test_a_hospitals_own_model_is_held_against_it(table_run, hospital, tmp_path,
 
 def test_recalibration_is_fitted_to_the_other_half(table_run, tmp_path, capsys):
     apart = write_hospital(tmp_path / "apart.csv", n=300, share=0.12, twice=True)
-    content, said = evaluated(capsys, table_run, apart, "--recalibrate", out=tmp_path / "e")
+    code, said, err = call(capsys, "evaluate", table_run, apart, "--recalibrate", "--out", tmp_path / "e")
+    assert code == 0 and "300 cases of 150 patients: intervals take every case for a patient" in " ".join(err.split())
+    content = evaluation(tmp_path / "e")
     site = content["sites"]["apart"]
     found, before = site["recalibration"], site["calibration"]
     assert found["kind"] == "slope" and len(found["folds"]) == 2 and "Recalibrated" in said
