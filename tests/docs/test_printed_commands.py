@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from printed_commands import ROOT, Printed, printed_commands
 
+from external_data import write_hospital
 from fairflare.app import cli
 from fairflare.build import tasks
 from fairflare.core import plugins, registry, user_code
@@ -102,6 +103,7 @@ def world(tmp_path_factory):
             write_images(folder / name, masks=masks)
         write_class_folders(folder / "hospitals")
         write_tables(folder / "tables")
+        write_hospital(folder / "harbour.csv")
         write_code(folder)
         for name in ("my_net.py", "my_data.py"):  # as the task's default, three channels of 64 pixels
             text = (folder / name).read_text().replace("Conv2d(1,", "Conv2d(3,")

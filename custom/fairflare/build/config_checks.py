@@ -60,6 +60,8 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
     if isinstance(task, Script):
         _check_script(config, made.trainer)
+    if config.evaluation:
+        _check_evaluation(config)
     _check_bounds(config, made.rule)
     _check_best(config, made.rule, made.trainer, task.headline)
     for module in config.code:
@@ -91,6 +93,15 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
     expected("stacked", not config.stacked, "false with a script", config.stacked)
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
+
+
+def _check_evaluation(config: RunConfig) -> None:
+    """Raise UserError for what goes with training alone, in a run that only evaluates."""
+    for name, none in (("after", NO_STEP), ("best_by", NO_CHOICE), ("secure_sum", NONE), ("leave_out", "")):
+        expected(name, getattr(config, name) == none, f"{none or 'no site'} in an evaluation", getattr(config, name))
+    for name, value in (("solo", config.solo), ("stacked", config.stacked)):
+        expected(name, not value, "false in an evaluation", value)
+    expected("rounds", config.training["rounds"] == 1, "1 in an evaluation", config.training["rounds"])
 
 
 def _check_bounds(config: RunConfig, rule: Rule) -> None:

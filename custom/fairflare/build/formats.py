@@ -36,6 +36,7 @@ LATER: Mapping[str, Any] = {
     "solo": False,
     "threshold": None,
     "init_from": "",
+    "evaluation": False,
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {

@@ -67,7 +67,7 @@ class Federation:
         rule: turns accepted replies into the next model.
         gate: decides which answers become replies.
         transport: reaches the sites.
-        rounds: T.
+        rounds: T; 0 trains nothing: the initial model is evaluated.
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
@@ -131,6 +131,11 @@ class Federation:
         del initial  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
+
+    @property
+    def _end(self) -> Round:
+        """What sites are told after the last round; of none, one."""
+        return Round(max(self.rounds, 1), max(self.rounds, 1))
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
         """The rounds after ``standing``, the evaluation, the scores and the end."""
@@ -198,7 +203,7 @@ class Federation:
         Raises:
             RunFailed: a site has errors, or differs in this package's version. The audit log says which.
         """
-        asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
+        asked = {site: Instruction("preflight", Round(1, self._end.total), {}) for site in self.transport.sites()}
         answers = list(self._traffic.exchange(asked))
         statements, rejections, standing = self._read_statements(answers, standing)
         rejections += silent(asked, answers)
@@ -416,7 +421,7 @@ class Federation:
             return
         present, away = self._participation.of(self.transport.sites())
         models = self.rule.in_use(chosen, standing.models, present)
-        last = Round(self.rounds, self.rounds)
+        last = self._end
         with self._backlog.while_sites(Beside.EVALUATION):
             found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
         rejected = by_site(rejections + self._participation.absent(away))
@@ -428,7 +433,7 @@ class Federation:
             return
         present, away = self._participation.of(self._training_sites())
         models = self.rule.in_use(chosen, standing.models, present)
-        last, other = Round(self.rounds, self.rounds), list[Rejection]()
+        last, other = self._end, list[Rejection]()
         if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
             # The run goes on where this configuration makes another initial model than the one that it began with.
             why = "this machine makes another initial model than the run began with"
@@ -448,7 +453,7 @@ class Federation:
             used: the sites that use what they are sent, or their own version of it.
             round: the one that left the models; None: the last.
         """
-        last = round or Round(self.rounds, self.rounds)
+        last = round or self._end
         orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
         asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
         with self._backlog.while_sites(Beside.EVALUATION):
