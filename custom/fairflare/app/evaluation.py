@@ -87,7 +87,7 @@ def _sentences(site: Json, content: Json) -> list[str]:
     return said
 
 
-def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any], which: str) -> RunConfig:
+def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any]) -> RunConfig:
     """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
 
     Args:
@@ -95,7 +95,6 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
         sites: their names, separated by commas; empty: those of ``data``, or of a task that brings its data.
         data: a folder with the lists of all of them on this machine; None: each has its own.
         asked: group_by and min_count.
-        which: of the run's models, "final" or "best".
 
     Raises:
         UserError: the run's model is not one for all sites, or nobody says which sites.
@@ -120,7 +119,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
     if both := [name for name in names if name.lower() in trained]:
         raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
-    weights = named(opened.folder / (BEST if which == "best" else MODEL))
+    weights = named(opened.folder / (BEST if opened.which == "best" else MODEL))
     return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
 
 

@@ -291,7 +291,7 @@ def _of_table(prints: Prints) -> tuple[list[Choice], bool]:
         *found,
         Choice("task.model", "linear", said),
         Choice("train.optimizer", "sgd", "plain steps lead a site no further away than its data do"),
-        Choice("train.momentum", 0.0, "as above"),
+        Choice("train.momentum", 0.0, "of plain steps"),
         Choice("train.lr", float(f"{min(FASTEST, REACH / p):.3g}"), f"{p} inputs move together in a step"),
         Choice("train.weight_decay", float(f"{p / (2 * n):.3g}"), f"{p} inputs over 2 x {n} training rows"),
     ], True

@@ -48,6 +48,7 @@ class Opened:
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
         remarks: what a user should know, one line each.
+        which: of the run's models it is, "final" or "best".
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Opened:
     scaling: Scaling | None
     finished: int
     remarks: tuple[str, ...]
+    which: str
 
     @property
     def task(self) -> Task:
@@ -126,9 +128,8 @@ def open_run(
     inputs = _inputs(place, [site] if site else known)
     scaling = _scaling(parts.task, site, inputs)
     number = standing.round
-    return Opened(
-        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, number, tuple(remarks)
-    )
+    said = tuple(remarks)
+    return Opened(folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, number, said, which)
 
 
 def _model_of(

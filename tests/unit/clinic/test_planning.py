@@ -19,6 +19,7 @@ from fairflare.build.parts import build_parts
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.linear_or_network import network_gain
 from fairflare.clinic.planning import cautions, plan
+from fairflare.clinic.table_fingerprint import TableFingerprint
 from fairflare.clinic.tensors import Split
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training
@@ -118,20 +119,41 @@ def test_a_batch_says_which_site_it_is_of_and_has_room_for_every_class():
     assert chosen("classification", {"a": Fingerprint(20, classes=10)})["train.batch_size"] == 16
 
 
-def test_a_table_gets_a_linear_model_whose_penalty_follows_from_rows_and_columns():
-    wide = chosen("tabular", {"a": Fingerprint(100, features=206), "b": Fingerprint(200, features=206)})
-    narrow = chosen("tabular", {"a": Fingerprint(1000, features=6), "b": Fingerprint(2000, features=6)})
+def table_of(n, p, gain=None):
+    """The fingerprint of a table with ``p`` numbers."""
+    names = tuple(f"x{k}" for k in range(p))
+    return Fingerprint(
+        n, table=TableFingerprint(names, numbers={name: (n, 0.0, 1.0) for name in names}), network_gain=gain
+    )
+
+
+def test_a_table_gets_a_linear_model_whose_penalty_and_rate_follow_from_rows_and_columns():
+    wide = chosen("tabular", {"a": table_of(100, 206), "b": table_of(200, 206)})
+    narrow = chosen("tabular", {"a": table_of(1000, 6), "b": table_of(2000, 6)})
     assert (wide["task.model"], narrow["task.model"]) == ("linear", "linear")
-    assert wide["train.weight_decay"] == round(206 / 600, 4) and narrow["train.weight_decay"] == 0.001
-    assert wide["train.lr"] < narrow["train.lr"]
+    assert wide["train.weight_decay"] == pytest.approx(206 / 600, rel=0.01) and narrow["train.weight_decay"] == 0.001
+    assert wide["train.lr"] < 4 / 206 and narrow["train.lr"] == 0.1
+    assert (wide["train.optimizer"], wide["train.momentum"]) == ("sgd", 0.0)
+
+
+def test_a_network_that_is_asked_for_is_trained_as_its_preset_says(tmp_path):
+    """What suits a linear model alone goes with it."""
+    rows = ["x,y,label", *(f"{k % 7},{k % 5},{k % 2}" for k in range(60))]
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("\n".join(rows) + "\n")
+    values = {"datalists": str(tmp_path), "site_names": "a,b", "features": "x,y"}
+    preset = tasks.known("tabular").presets["default"].training
+    linear, network = (make_config("fedavg", "tabular", values={**values, **own}) for own in ({}, {"model": "mlp"}))
+    assert (linear.options["model"], linear.training["optimizer"]) == ("linear", "sgd")
+    assert (network.options["model"], network.training["optimizer"]) == ("mlp", preset.optimizer)
+    assert (network.training["lr"], network.training["weight_decay"]) == (preset.lr, preset.weight_decay)
 
 
 @pytest.mark.parametrize(
     ("gains", "model"), [((0.05, 0.02), "mlp"), ((0.05, -0.04), "linear"), ((None, 0.001), "linear")]
 )
 def test_a_table_gets_a_network_where_validation_at_most_sites_is_better_with_one(gains, model):
-    prints = {f"s{k}": Fingerprint(500, features=6, network_gain=gain) for k, gain in enumerate(gains)}
-    found = chosen("tabular", prints)
+    found = chosen("tabular", {f"s{k}": table_of(500, 6, gain) for k, gain in enumerate(gains)})
     assert found["task.model"] == model and ("train.weight_decay" in found) is (model == "linear")
 
 
