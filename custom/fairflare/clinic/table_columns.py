@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.inputs import Scaling
-from fairflare.clinic.readers.table_features import LONGEST_VALUE, Feature
+from fairflare.clinic.readers.table_features import LONGEST_VALUE, Feature, plain
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import check_plain, expected, shown
@@ -101,7 +101,8 @@ def _column(key: str, content: Any) -> Column:
     missing = content.get("missing", False)
     expected(f"{key}: missing", isinstance(missing, bool), "true or false", missing)
     levels = _texts(f"{key}: levels", content["levels"]) if "levels" in content else None
-    yes, no = (tuple(w.lower() for w in _texts(f"{key}: {k}", content.get(k, []))) for k in ("yes", "no"))
+    levels = None if levels is None else tuple(dict.fromkeys(map(plain, levels)))
+    yes, no = (tuple(plain(word.lower()) for word in _texts(f"{key}: {k}", content.get(k, []))) for k in ("yes", "no"))
     since = content.get("since", "")
     if kind == "yes_no":
         expected(key, bool(yes) and bool(no) and not set(yes) & set(no), "different words for yes and no", content)
@@ -137,20 +138,20 @@ def filled(given: str, agreed: str, names: Sequence[str]) -> str:
 def features_of(names: Sequence[str], columns: Known) -> tuple[tuple[Feature, ...], tuple[Feature, ...]]:
     """The features that are scaled, and those of 0 and 1; a category whose levels are not agreed makes none."""
     numbers: list[Feature] = []
-    plain: list[Feature] = []
+    marks: list[Feature] = []
     for name in names:
         one = columns.get(name, Column())
         if one.kind == "category":
             if one.levels is not None:
-                plain += [Feature(name, (level,)) for level in one.levels]
-                plain.append(Feature(name, one.levels, other=True))
+                marks += [Feature(name, (level,)) for level in one.levels]
+                marks.append(Feature(name, one.levels, other=True))
         elif one.kind == "yes_no":
-            plain.append(Feature(name, one.yes, no=one.no))
+            marks.append(Feature(name, one.yes, no=one.no))
         else:
             numbers.append(Feature(name, since=one.since))
         if one.missing:
-            plain.append(Feature(name, missing=True, since=one.since))
-    return tuple(numbers), tuple(plain)
+            marks.append(Feature(name, missing=True, since=one.since))
+    return tuple(numbers), tuple(marks)
 
 
 def open_levels(columns: Known) -> str:

@@ -25,7 +25,7 @@ ROWS = [
     ",,2020-02-01,,2,1",
 ]
 COLUMNS = {
-    "icd": {"kind": "category", "levels": ["A", "1"], "missing": True},
+    "icd": {"kind": "category", "levels": ["A", "1.0"], "missing": True},
     "smoker": {"kind": "yes_no", "yes": ["yes"], "no": ["No", "n"], "missing": True},
     "out": {"kind": "days", "since": "in", "missing": True},
     "crp": {"kind": "number", "missing": True},

@@ -126,6 +126,7 @@ class Tabular(OwnData):
 
     def read(self, own: SiteConfig) -> TensorData:
         """The table's rows, scaled."""
+        expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         table, columns, rows, labels = self._table(own)
         prepared = self._inputs()
         numbers, plain = prepared.features(table.name, columns)
