@@ -131,7 +131,8 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
 
 def choice_of(config: RunConfig, headline: str) -> Choice:
     """How the run chooses its best model."""
-    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites)
+    shown = config.headline == "best"
+    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:

@@ -20,7 +20,7 @@ from fairflare.build import tasks
 from fairflare.clinic.base import Task
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.planning import EFFORTS, Choice, cautions, plan
+from fairflare.clinic.planning import AGAIN, EFFORTS, Choice, cautions, plan
 from fairflare.clinic.table_columns import as_text, filled, names_of, read_columns, without_levels
 from fairflare.core import validation
 from fairflare.core.errors import UserError
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
-OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
+OF_DATA = ("task.channels", "task.size", "task.window", "task.mean", "task.std", "task.model")
 OF_TABLES = ("task.columns", "task.scaling")
-OF_TRAINING = ("train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
-SETTINGS = (*OF_IMAGES, *OF_TABLES, *OF_TRAINING)
-"""What a plan may set; local_steps in files of earlier versions."""
+LINEAR = ("optimizer", "momentum", "lr", "weight_decay")
+TRAINING = ("batch_size", "epochs", "local_steps", "fewest_steps", "most_steps", "rounds", *LINEAR)
+SETTINGS = (*OF_DATA, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
+"""What a plan may set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,13 @@ class Plan:
 
 
 NOTHING = Plan("")
+STEPS = ("fewest_steps", "most_steps")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "epochs": ("least_steps",),
-    "local_steps": ("least_steps",),
+    "epochs": STEPS,
+    "local_steps": ("epochs", *STEPS),
+    "model": LINEAR,
+    "optimizer": LINEAR,
+    "best_by": ("headline",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
@@ -119,12 +124,17 @@ def reasons(config: RunConfig) -> list[str]:
     if not config.options.get("datalists") or not folder.is_dir():
         return []
     key = _key(config.task, config.options, folder)
-    values = {f"{owner}.{name}": value for owner, own in _owned(config) for name, value in own.items()}
-    return _looked_at(*key).reasons(values) if key in _asked else []
-
-
-def _owned(config: RunConfig) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return ("task", config.options), ("train", config.training)
+    if key not in _asked:
+        return []
+    found = _looked_at(*key)
+    run = {"best_by": config.best_by, "headline": config.headline}
+    owned = (("task", config.options), ("train", config.training), ("run", run))
+    values = {f"{owner}.{name}": value for owner, own in owned for name, value in own.items()}
+    usual = tasks.known(config.task).presets[config.preset].training.lr
+    usual = found.values("train", ()).get("lr", usual)
+    again = config.init_from and config.training["lr"] == AGAIN * usual
+    lower = f"lr {AGAIN * usual:g}: starts from trained weights, {AGAIN:g} of the usual {usual:g} (--set lr={usual:g})"
+    return found.reasons(values) + ([lower] if again else [])
 
 
 _asked: set[tuple[Any, ...]] = set()

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,14 @@ def _may_be_level(text: str) -> bool:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
+
+
+def inputs(tables: Mapping[str, TableFingerprint]) -> int:
+    """How many numbers the network gets of a row, with the levels of all sites; of at least one site."""
+    one = next(iter(tables.values()))
+    levels = {name: _levels(name, tables) for name, column in one.columns.items() if column.kind == "category"}
+    columns = {name: replace(column, levels=levels.get(name)) for name, column in one.columns.items()}
+    return sum(map(len, features_of(one.features, columns)))
 
 
 def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]:

@@ -289,8 +289,8 @@ class Site:
         )
 
     def _is_used(self, instruction: Instruction) -> bool:
-        """Whether the model is said to be the one that the site uses after the last round."""
-        return self._is_final(instruction.round) and bool(instruction.orders.get(IN_USE))
+        """Whether the model is said to be the one that the site uses after the run, of the last or the best round."""
+        return self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
 
     def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
         """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""

@@ -75,14 +75,14 @@ class Opened:
 
 
 def open_run(
-    folder: Path, site: str = "", *, which: str = "final", site_files: Path | None = None, plain: bool = False
+    folder: Path, site: str = "", *, which: str = "", site_files: Path | None = None, plain: bool = False
 ) -> Opened:
     """The run in ``folder``, verified, with its model loaded; no training data are read.
 
     Args:
         folder: of a run in process, in the simulator, or of a downloaded one.
         site: one of the run's sites, as its report names them.
-        which: "final", or "best": the one that the run has chosen on validation data.
+        which: "final", or "best": the one that the run has chosen on validation data; "": whose results it shows.
         site_files: where the site keeps its own files, if not in the run's folder (a deployed site's workspace).
         plain: neither recalibration nor thresholds.
 
@@ -100,6 +100,7 @@ def open_run(
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
+    which = which or ("best" if config.headline == "best" and is_file(folder / BEST) else "final")
     known = list(about["sites"])
     if site and site not in known:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(site)}")
