@@ -111,7 +111,7 @@ def evaluate(
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
         asked_of = {"group_by": group_by, "min_count": min_count}
-        config = evaluation.job_config(opened, sites, data, asked_of, which)
+        config = evaluation.job_config(opened, sites, data, asked_of)
         _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
         return
     if data is None:

@@ -20,7 +20,7 @@ site_files_option = click.option(
 which_option = click.option(
     "--which",
     type=click.Choice(("final", "best")),
-    default="",
+    callback=lambda context, parameter, value: value or "",
     help="The last round's model, or the one chosen on validation data; by default that whose results the run shows.",
 )
 plain_option = click.option("--plain", is_flag=True, help="Neither recalibration nor thresholds.")
