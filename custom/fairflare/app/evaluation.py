@@ -14,7 +14,7 @@ from rich.table import Table
 from fairflare.app.console import say
 from fairflare.app.terminal import out
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation.files import BEST, MODEL
+from fairflare.federation.files import BEST, MODEL, is_file
 from fairflare.federation.state import save_json, save_text
 from fairflare.inference.whole import whole_folder
 from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
@@ -119,7 +119,10 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
     if both := [name for name in names if name.lower() in trained]:
         raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
-    weights = named(opened.folder / (BEST if opened.which == "best" else MODEL))
+    files = [opened.folder / name for name in (MODEL, BEST) if is_file(opened.folder / name)]
+    weights = next((sha256 for path in files if (sha256 := named(path)) == opened.model_sha256), "")
+    if not weights:
+        raise UserError(f"{opened.folder}: the run has no file of the model that is in use")
     return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
 
 

@@ -12,6 +12,7 @@ from fairflare.build.tasks import known
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import LABEL, NONE
 from fairflare.clinic.kinds.own import OwnData
+from fairflare.federation.best import NO_CHOICE
 
 METHOD = "fedavg"
 """Which method trained the model does not matter any more: nothing is trained, and the model is one for all."""
@@ -64,6 +65,10 @@ def evaluation_of(
             accept=ACCEPTED,
             code=config.code,
             init_from=init_from,
+            solo=False,
+            best_by=NO_CHOICE,
+            best_weight=0.5,
+            headline="final",
             evaluation=True,
         )
     )

@@ -48,7 +48,6 @@ class Opened:
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
         remarks: what a user should know, one line each.
-        which: of the run's models it is, "final" or "best".
     """
 
     folder: Path
@@ -63,7 +62,6 @@ class Opened:
     scaling: Scaling | None
     finished: int
     remarks: tuple[str, ...]
-    which: str
 
     @property
     def task(self) -> Task:
