@@ -35,7 +35,8 @@ class Waiting:
     def __init__(self, text: Callable[[], str]) -> None:
         self._text, self._stream, self._drawn = text, sys.stderr, False
         self._began, self._ended = time.monotonic(), threading.Event()
-        self._last, self._pauses = self._began, chain((SOON,), LINES, repeat(RARELY))
+        self._last = self._began
+        self._pauses: Iterator[float] = chain((SOON,), LINES, repeat(RARELY))
         self._thread = threading.Thread(target=self._speak, daemon=True)
 
     def __enter__(self) -> Waiting:
