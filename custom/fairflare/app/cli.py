@@ -30,6 +30,7 @@ from fairflare.app.commands.run import resume, run
 from fairflare.app.commands.search import search
 from fairflare.app.commands.watch import watch
 from fairflare.app.failures import explained
+from fairflare.app.waiting import starting
 from fairflare.core.errors import UserError
 from fairflare.core.processes import ends_by_signal
 from fairflare.core.validation import CONTROL, shown
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
             if CONTROL.search(word):
                 raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
         command = shlex.join(["fairflare", *(_without_folders(word) for word in given)])
-        with ends_by_signal():
+        with starting(given), ends_by_signal():
             code = cli.main(given, standalone_mode=False, obj=command) or 0
     except click.exceptions.NoArgsIsHelpError as help:
         click.echo(help.format_message())

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fairflare.app.progress import Progress
 from fairflare.app.terminal import clean, err, out
+from fairflare.app.waiting import started
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
 
@@ -29,6 +30,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """A remark on stderr."""
+    started()
     if _elsewhere:
         _elsewhere[-1].note(text)
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
+from fairflare.app.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
@@ -272,6 +273,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
         config = make_config(method, task, seed=seed, **choices)
         say_reasons(config)
+        started()  # processes may be forked from here on
         command(config=config, **others)
 
     return with_config

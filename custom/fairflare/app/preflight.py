@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fairflare.core.types import Need
 CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
 LISTS = (".json", ".csv", ".parquet")
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -50,27 +52,28 @@ class Question:
     without: Sequence[str] = ()
 
 
-def check(path: Path, asked: Question) -> dict[str, list[Finding]]:
+def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
     """Site -> findings on its data, sites in natural order.
 
     Args:
         path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
         asked: what the data are for.
+        tell: called now and then with a site, how many of its files have been read, and how many there are.
 
     Raises:
         UserError: there is nothing of the kind, or an option cannot be read.
     """
     if not path.is_dir():
-        return {asked.site or path.stem: check_site(path, asked)}
+        return {asked.site or path.stem: check_site(path, asked, tell)}
     if asked.site is not None:
         raise UserError("--site: goes with one site's configuration, not with a folder of all sites")
     files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
     if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
-        return {site: check_site(files[site], asked) for site in in_order(files)}
-    return _check_lists(path, asked)
+        return {site: check_site(files[site], asked, tell) for site in in_order(files)}
+    return _check_lists(path, asked, tell)
 
 
-def check_site(path: Path, asked: Question) -> list[Finding]:
+def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
     """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch.
 
     Raises:
@@ -81,10 +84,10 @@ def check_site(path: Path, asked: Question) -> list[Finding]:
     built, preset = _task(asked, described)
     if not own.data_root and not getattr(built, "build_data", ""):
         raise UserError(f"site configuration {path.name}: expected data_root, got none")
-    return _findings(built, preset, asked.site or path.stem, own, asked)
+    return _findings(built, preset, asked.site or path.stem, own, asked, tell)
 
 
-def _check_lists(folder: Path, asked: Question) -> dict[str, list[Finding]]:
+def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
     """Every site's findings where ``folder`` holds their lists."""
     from fairflare.app.arguments import own_data, without_sites
 
@@ -94,7 +97,7 @@ def _check_lists(folder: Path, asked: Question) -> dict[str, list[Finding]]:
     kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
     given = dict(pair.split("=", 1) for pair in without_sites(pairs, asked.without))
     built, preset = _task(asked, {"kind": kind, "options": given})
-    return {site: _findings(built, preset, site, None, asked) for site in in_order(built.sites())}
+    return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
 
 
 def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | None]:
@@ -115,11 +118,13 @@ def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | No
     return tasks.load(name, preset or None, **options), preset or None
 
 
-def _findings(built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question) -> list[Finding]:
+def _findings(
+    built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question, tell: Tell
+) -> list[Finding]:
     grouping = built.grouping(str(asked.values.get("group_by", built.default_grouping)))
     needs = needs_of(asked.method) if asked.method else ()
     limits = own or SiteConfig()
-    found, data = preflight(built, site, own, grouping, limits.min_count, needs, asked.accepted)
+    found, data = preflight(built, site, own, grouping, limits.min_count, needs, asked.accepted, partial(tell, site))
     if data is not None:
         batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
         found += _of_gpu(built, data, limits, batch_size)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from fairflare.app.terminal import err
+from fairflare.app.terminal import clean, err
+from fairflare.app.waiting import Waiting, started
 from fairflare.core.findings import Finding
 from fairflare.federation.files import AUDIT
 from fairflare.report.log import line
@@ -95,17 +96,25 @@ class Progress(Follower):
         self._task = self._bar.add_task("starting FLARE" if starting else "preparing", total=None, state="")
         self._since: tuple[float, int] | None = None
         """When rounds began, and after which one."""
+        self._doing = "starting FLARE" if starting else "preparing"
+        self._waiting = Waiting(lambda: self._doing)
+        """Speaks in a pipe, where no bar is seen: soon, and where nothing is said for long."""
 
     def __enter__(self) -> Progress:
+        started()
         self._bar.start()
+        if not err.is_terminal:
+            self._waiting.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._waiting.stop()
         self._bar.stop()
 
     def preparing(self, site: str) -> None:
         """A site's data are about to be built."""
         done = int(self._bar.tasks[0].completed) + 1
+        self._doing = clean(f"data of {site} ({done} of {self._sites} sites)")
         self._bar.update(self._task, description=f"data of {escape(site)}", total=self._sites, completed=done)
 
     def found(self, site: str, finding: Finding) -> None:
@@ -123,16 +132,19 @@ class Progress(Follower):
             self._since = (time.monotonic(), first)
             self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
             self._bar.update(self._task, description=self._title)
+            self._doing = clean(f"{self._title}: round {first + 1} of {self._rounds}")
             self._say(f"{line(entry)}, {self._rounds} rounds")
         elif entry["event"] == "round":
             self._round(entry)
         elif entry["event"] == "evaluation":
-            self._bar.update(self._task, description="scoring, writing the report", state="")
+            self._doing = "scoring, writing the report"
+            self._bar.update(self._task, description=self._doing, state="")
 
     def _round(self, entry: Mapping[str, Any]) -> None:
         words = score_words(entry, self._headline)
         last = entry["round"] == entry["rounds"]
         description = "final evaluation" if last else self._title
+        self._doing = clean(description if last else f"{self._title}: round {entry['round'] + 1} of {entry['rounds']}")
         self._bar.update(self._task, completed=entry["round"], description=description, state=escape(words))
         if entry["rejected"]:
             self._print(line(entry))
@@ -145,6 +157,7 @@ class Progress(Follower):
         return time_left(time.monotonic() - begun, done - first, self._rounds - done)
 
     def _print(self, text: str) -> None:
+        self._waiting.spoken()
         err.print(escape(text), soft_wrap=True)
 
     def _say(self, text: str) -> None:
@@ -154,25 +167,39 @@ class Progress(Follower):
 
 
 class Counter:
-    """A progress bar over things of which there is a known number."""
+    """How far a command is with things whose number it may know: a bar at a terminal, lines now and then in a pipe."""
 
     def __init__(self, title: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-        self._bar = RichProgress(*columns, console=err, transient=True)
-        self._title = escape(title)
-        self._task = self._bar.add_task(self._title, total=None)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeft())
+        self._bar = RichProgress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self._title = self._doing = title
+        self._task = self._bar.add_task(escape(title), total=None)
+        self._waiting = Waiting(lambda: clean(self._doing))
 
     def __enter__(self) -> Counter:
+        started()
+        if err.is_terminal:
+            self._bar.start()
+        else:
+            self._waiting.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar.live.is_started:
-            self._bar.stop()
+        self._waiting.stop()
+        self._bar.stop()
 
-    def saw(self, part: str, done: int, total: int) -> None:
-        """``done`` of ``total`` are done, the last one belonged to ``part``; shows the bar from the first call on."""
-        self._bar.start()
-        self._bar.update(self._task, description=f"{self._title}: {escape(part)}", completed=done, total=total)
+    def saw(self, part: str, done: int, total: int | None = None) -> None:
+        """``done`` of ``total`` are done, or of nobody knows how many; the last one belonged to ``part``."""
+        self._bar.update(self._task, description=f"{escape(self._title)}: {escape(part)}", completed=done, total=total)
+        self._doing = f"{self._title}: {part} {done}{f' of {total}' if total else ''}"
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within: a terminal shows no bar, as while somebody is asked."""
+        self._bar.stop()
+        yield
+        if err.is_terminal:
+            self._bar.start()
 
 
 def score_words(entry: Mapping[str, Any], headline: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.readers.datalist import Item, attribute_columns
-from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.readers.files import FileSplit, Room
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
@@ -35,20 +35,21 @@ def image_data(
         items: "train", "val" and "test" -> the split's items; the last two may be missing.
         task: its classes, and which attributes it knows.
         reader: from item to tensors.
-        own: the site's configuration: cache_rate, num_workers.
+        own: the site's configuration: cache_rate, cache_gb, num_workers.
         augment: see ``TensorData``.
         mean: per channel on [0, 1]; 0.5 when empty.
         std: per channel; 0.25 when ``mean`` is empty.
         kind: of the result.
     """
     own = own or SiteConfig()
+    room = None if own.cache_gb is None else Room(own.cache_gb * 1e9)
     mean, std = resolved(reader, mean, std)
     splits = {}
     for name in ("train", "val", "test"):
         chosen = items.get(name, ())
         labels = torch.tensor([item.label for item in chosen] if task.class_labels else [], dtype=torch.int64)
         attributes = attribute_columns(chosen, list(task.attributes))
-        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers)
+        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers, room)
     n_classes = len(task.classes) if task.class_labels else 0
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
 

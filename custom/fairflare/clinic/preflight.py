@@ -8,7 +8,7 @@ split, and the band that its count lies in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
 from fairflare.core.types import Need
 
 PATIENT = "patient_id"
+OFTEN = 50
+"""Files after which it is told how many have been read."""
 FEWEST = (
     Need("train", 2, "nothing can be trained on fewer", both_classes=True),
     Need("test", 1, "the report shows the results on it"),
@@ -43,6 +45,7 @@ def preflight(
     min_count: int | None,
     needs: Sequence[Need] = (),
     accepted: Collection[str] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Finding], TensorData | None]:
     """Every finding on the data of ``site``, errors first, and the data where there is no error.
 
@@ -54,6 +57,7 @@ def preflight(
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         needs: what the method needs of the data.
         accepted: codes of errors that stop nothing, where they are no danger.
+        tell: called now and then with how many of the site's files have been read, and how many there are.
     """
     found: list[Finding] = []
     data = None
@@ -62,7 +66,7 @@ def preflight(
             found += accept(_of_list(task, task.located(site, own)), accepted)
         if not _broken(found):
             data = task.local_data(site, own).grouped(grouping)
-            found += _of_files(data)
+            found += _of_files(data, tell)
             classes = task.classes if task.class_labels else ()
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
@@ -106,11 +110,18 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
             yield Finding("warning", "attribute", "train", missing, text)
 
 
-def _of_files(data: TensorData) -> Iterator[Finding]:
+def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Finding]:
     """Read every file once: what fits into the site's cache is not read again."""
-    for name, split in data.splits.items():
-        if isinstance(split, FileSplit):
-            yield from _summed(name, split.errors())
+    splits = {name: split for name, split in data.splits.items() if isinstance(split, FileSplit)}
+    before, total = 0, sum(map(len, splits.values()))
+
+    def told(done: int) -> None:
+        if (before + done) % OFTEN == 0:
+            tell(before + done, total)
+
+    for name, split in splits.items():
+        yield from _summed(name, split.errors(told))
+        before += len(split)
 
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ class SiteConfig:
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
         num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
         cache_rate: share of the images that stay in memory once read, in [0, 1].
+        cache_gb: GB that they may take in memory; None: 1.5 for all sites of one process together.
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         secure_sum: True takes part in jobs with secure sums only.
         clinical: whether it says how well calibrated the model is that it uses, and what its decisions are.
@@ -52,6 +53,7 @@ class SiteConfig:
     batch_size: Annotated[int, Range(2, 65_536)] | None = None
     num_workers: Annotated[int, Range(0, 1024)] = 0
     cache_rate: Annotated[float, Range(0, 1)] = 1.0
+    cache_gb: Annotated[float, Range(0, 100_000)] | None = None
     min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
     secure_sum: bool = False
     clinical: bool = True

@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 
-from fairflare.clinic.readers.files import FileSplit
+from fairflare.clinic.readers import files
+from fairflare.clinic.readers.files import FileSplit, Room
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError
 
@@ -48,6 +49,30 @@ def test_the_cache_keeps_its_share(rate, reads):
     for _ in range(2):
         list(found.read(torch.arange(20).split(6)))
     assert len(disk.reads) == reads
+
+
+SIZE = 16 * 16 + 8
+"""Bytes of an image and its label."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_cache_of_several_splits_has_one_bound_in_bytes_and_changes_no_batch(workers):
+    room, disk = Room(30 * SIZE), Disk()
+    first, second = (split(disk, num_workers=workers, room=room) for _ in range(2))
+    batches = [found for one in (first, second) for _ in range(2) for found in one.read(torch.arange(20).split(6))]
+    assert len(disk.reads) == 20 + 20 + 10 and first.in_memory and not second.in_memory
+    plain = list(split(Disk(), cache_rate=0.0).read(torch.arange(20).split(6))) * 4
+    assert all(torch.equal(a, b) for one, other in zip(batches, plain, strict=True) for a, b in zip(one, other))
+
+
+def test_what_a_split_held_is_free_again_when_nobody_needs_it(monkeypatch):
+    monkeypatch.setattr(files, "HERE", room := Room(20 * SIZE))
+    for _ in range(3):
+        found = split(Disk())
+        list(found.read([torch.arange(20)]))
+        assert found.in_memory and not room.take(1)
+        del found
+    assert room.take(20 * SIZE)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

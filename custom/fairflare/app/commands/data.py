@@ -46,14 +46,18 @@ def preflight(
     what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.app import console
-    from fairflare.app.preflight import Question, check, leaving
+    from fairflare.app.progress import Counter
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
 
     if kind and task:
         raise UserError("preflight: expected either --kind or --task")
     values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
-    found = check(path, Question(kind or task or "", classes, values, site, method, accepted, without))
+    with Counter("looking at the data") as counter:
+        from fairflare.app.preflight import Question, check, leaving
+
+        asked = Question(kind or task or "", classes, values, site, method, accepted, without)
+        found = check(path, asked, counter.saw)
     if as_json:
         shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
         console.dump(shown if path.is_dir() else next(iter(shown.values())))

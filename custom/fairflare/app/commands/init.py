@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
     from fairflare.app.intake.ask import Reading
+    from fairflare.app.progress import Counter
 
 LEVEL = "LEVEL"
 
@@ -55,7 +57,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     from fairflare.app import console
     from fairflare.app.progress import Counter
 
-    with Counter("looking at the data"):
+    with Counter("looking at the data") as counter:
         from fairflare.app.intake.ask import refuse
         from fairflare.app.intake.found import Choices
         from fairflare.app.intake.look import look
@@ -71,9 +73,13 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
         lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep", "without")}
         texts = {key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")}
         chosen = Choices(
-            **lists, **texts, kind=given["kind"] or "", slices=given["slices"] or 0, ask=_ask if asks else refuse
+            **lists,
+            **texts,
+            kind=given["kind"] or "",
+            slices=given["slices"] or 0,
+            ask=partial(_ask, counter) if asks else refuse,
         )
-        proposal = look(folder, chosen)
+        proposal = look(folder, chosen, counter.saw)
         files = contents(root, proposal.found, bool(proposal.links))
     if as_json:
         console.dump(summary(root, proposal, files))
@@ -93,11 +99,12 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
 
 
-def _ask(what: str, readings: Sequence[Reading]) -> int:
+def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
     from fairflare.app import console
 
-    console.say(f"{what}:")
-    for number, one in enumerate(readings, start=1):
-        console.say(f"  {number}  {one.words}  ({one.flags})")
-    return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1
+    with counter.aside():
+        console.say(f"{what}:")
+        for number, one in enumerate(readings, start=1):
+            console.say(f"  {number}  {one.words}  ({one.flags})")
+        return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1

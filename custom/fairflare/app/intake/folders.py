@@ -150,7 +150,7 @@ def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.Data
     own = [path for path in images if path in files.dicom]
     if own:
         wanted = dict.fromkeys([*PATIENT_HEADERS, *(level for level in known if level not in table.columns)])
-        head = headers([files.root / path for path in own], list(wanted))
+        head = headers([files.root / path for path in own], list(wanted), files.tell)
         head.index = pd.Index(own)
         head = head.rename(columns={header: name for header, name in known.items() if header in wanted})
         table = table.join(head.reindex(images).fillna("").reset_index(drop=True))

@@ -14,7 +14,7 @@ from fairflare.app.intake.masks import pixels
 from fairflare.app.intake.splits import with_splits
 from fairflare.app.intake.tables import examples_in_tables, tables_in
 from fairflare.app.intake.volumes import with_slices
-from fairflare.app.intake.walk import Files, walk
+from fairflare.app.intake.walk import Files, Tell, nothing, walk
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 
@@ -34,13 +34,13 @@ class Proposal:
     links: tuple[str, ...]
 
 
-def look(root: Path, chosen: Choices) -> Proposal:
-    """Look at ``root`` and read one image of each site, all masks' values and all tables.
+def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
+    """Look at ``root`` and read one image of each site, all masks' values and all tables; ``tell`` how far it is.
 
     Raises:
         UserError: nothing can be made of it, in one line that says why.
     """
-    files = walk(root)
+    files = walk(root, tell)
     found = _found(files, chosen)
     check_texts(found)
     if chosen.kind and found.kind != chosen.kind:

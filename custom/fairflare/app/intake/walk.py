@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,14 @@ from fairflare.core.order import natural
 OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
 """Images that are not read."""
 MOST_FILES = 1_000_000
+OFTEN = 200
+"""Files after which it is told how many there are."""
+Tell = Callable[[str, int], None]
+"""Told what is counted, and how many there are by now."""
+
+
+def nothing(part: str, done: int) -> None:
+    """Nobody waits."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Files:
         links_out: images whose file lies outside of ``root``, by a symbolic link.
         dead: links whose file is gone.
         dicom: of ``images``, those in DICOM format, whatever their names.
+        tell: called now and then by what reads many of them.
     """
 
     root: Path
@@ -38,16 +48,21 @@ class Files:
     links_out: tuple[str, ...]
     dead: tuple[str, ...]
     dicom: frozenset[str] = frozenset()
+    tell: Tell = nothing
 
 
-def walk(root: Path) -> Files:
+def walk(root: Path, tell: Tell = nothing) -> Files:
     """Look at every file below ``root``, through links to folders too; hidden ones are passed over.
+
+    Args:
+        root: the folder, or a table.
+        tell: called now and then.
 
     Raises:
         UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.
     """
     if root.is_file() and root.suffix.lower() in SUFFIXES:
-        return Files(root, (), (), (), ())
+        return Files(root, (), (), (), (), tell=tell)
     if not root.is_dir():
         kinds = ", ".join(SUFFIXES)
         raise UserError(f"init: expected a folder, or a table ({kinds}), got {root}")
@@ -63,10 +78,13 @@ def walk(root: Path) -> Files:
         count += len(names)
         if count > MOST_FILES:
             raise UserError(f"init: expected at most {MOST_FILES} files below {root}")
-        for name in names:
+        for number, name in enumerate(names, start=count - len(names)):
+            if number % OFTEN == 0:
+                tell("files", number)
             _sort(Path(folder, name), root, home, found)
     dicom = frozenset(found.pop("dicom"))
-    return Files(root, **{key: tuple(sorted(paths, key=natural)) for key, paths in found.items()}, dicom=dicom)
+    ordered = {key: tuple(sorted(paths, key=natural)) for key, paths in found.items()}
+    return Files(root, **ordered, dicom=dicom, tell=tell)
 
 
 def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> None:

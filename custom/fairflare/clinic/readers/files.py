@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,30 @@ from fairflare.core.errors import DataError
 
 AHEAD = 2
 """Batches that are read while one is computed on."""
+MOST_KEPT = 1.5e9
+"""Bytes of images that a process keeps, unless its site's configuration says otherwise."""
 Example = tuple[Tensor, Tensor]
+
+
+class Room:
+    """Bytes of main memory that the splits of a process may keep together; what is over is read again when needed."""
+
+    def __init__(self, size: float) -> None:
+        self._left = size
+
+    def take(self, n: int) -> bool:
+        """Whether there is room for ``n`` more bytes, which are taken then."""
+        fits = n <= self._left
+        self._left -= n if fits else 0
+        return fits
+
+    def give(self, taken: Sequence[int]) -> None:
+        """Take back what a split held that nobody needs any more."""
+        self._left += sum(taken)
+
+
+HERE = Room(MOST_KEPT)
+"""For all sites of a process whose configurations name no room of their own."""
 
 
 class FileSplit:
@@ -32,6 +56,7 @@ class FileSplit:
         attributes: name -> N values of a sensitive attribute.
         cache_rate: share of the examples that stay in memory once read, in [0, 1].
         num_workers: threads that read ahead; 0 reads when asked.
+        room: for what stays in memory; the process's by default.
     """
 
     def __init__(
@@ -42,11 +67,14 @@ class FileSplit:
         attributes: Mapping[str, Sequence[str]],
         cache_rate: float = 1.0,
         num_workers: int = 0,
+        room: Room | None = None,
     ) -> None:
         self.items, self._read, self.labels, self.attributes = items, read, labels, attributes
         self.num_workers = num_workers
-        self._room = round(cache_rate * len(items))
+        self._share, self._room = round(cache_rate * len(items)), HERE if room is None else room
         self._kept: dict[int, Example] = {}
+        self._taken: list[int] = []
+        weakref.finalize(self, self._room.give, self._taken)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -56,14 +84,19 @@ class FileSplit:
         if row in self._kept:
             return self._kept[row]
         found = self._read(self.items[row])
-        if row < self._room:
+        if row < self._share and self._room.take(size := sum(part.nbytes for part in found)):
+            self._taken.append(size)
             self._kept[row] = found
         return found
 
-    def errors(self) -> list[DataError]:
-        """Read every example once and return what is wrong with those that cannot be read."""
+    def errors(self, tell: Callable[[int], None] = lambda done: None) -> list[DataError]:
+        """Read every example once and return what is wrong with those that cannot be read; ``tell`` how many are."""
+        found = []
         with ThreadPoolExecutor(max(1, self.num_workers)) as pool:
-            return [error for error in pool.map(self._error, range(len(self))) if error is not None]
+            for done, error in enumerate(pool.map(self._error, range(len(self))), start=1):
+                tell(done)
+                found += [error] if error is not None else []
+        return found
 
     @property
     def in_memory(self) -> bool:

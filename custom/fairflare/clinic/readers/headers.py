@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,24 @@ NO_TEXT = ("SQ", "OB", "OW", "OF", "OD", "OL", "OV", "UN", "OB or OW")
 LONGEST = 1024
 """Characters of a cell."""
 THREADS = 8
+OFTEN = 100
+"""Files after which it is told how many have been read."""
 
 
-def headers(paths: Sequence[Path], keywords: Sequence[str] = KEYWORDS) -> pd.DataFrame:
+def headers(
+    paths: Sequence[Path],
+    keywords: Sequence[str] = KEYWORDS,
+    tell: Callable[[str, int], None] = lambda part, done: None,
+) -> pd.DataFrame:
     """A row for each of ``paths``, which are its index, and a column of text for each of ``keywords``.
 
     A cell is "" where the file is no DICOM or does not say; several values are joined by a backslash, as DICOM does.
     Pixels are not read.
+
+    Args:
+        paths: the files.
+        keywords: of DICOM's dictionary.
+        tell: called now and then with what is counted, and how many there are so far.
 
     Raises:
         UserError: a keyword is none of the DICOM dictionary's, or its values are no text.
@@ -48,7 +59,11 @@ def headers(paths: Sequence[Path], keywords: Sequence[str] = KEYWORDS) -> pd.Dat
     for keyword in keywords:
         _check(keyword)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        rows = list(pool.map(lambda path: _row(path, keywords), paths))
+        rows = []
+        for row in pool.map(lambda path: _row(path, keywords), paths):
+            rows.append(row)
+            if len(rows) % OFTEN == 0:
+                tell("headers", len(rows))
     return pd.DataFrame(rows, index=pd.Index(list(paths), dtype=object), columns=list(keywords), dtype=object)
 
 
