@@ -62,10 +62,10 @@ LARGEST_BATCH = 64
 GAIN = 0.01
 """Of a network's log loss over a linear model's, on average over sites, from which on tables get a network."""
 LARGEST_PENALTY = 1.0
-REACH = 0.1
+REACH = 0.4
 """How far one step of Adam moves the logit of a row at most, per unit of its numbers: the rate of a linear model is
 this over the number of features."""
-SLOWEST, FASTEST = 5e-4, 1e-2
+SLOWEST, FASTEST = 1e-3, 5e-3
 """Learning rates of a linear model."""
 AGAIN = 0.2
 """Of the usual learning rate, where a run starts from trained weights."""
