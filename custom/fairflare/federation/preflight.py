@@ -28,6 +28,8 @@ MANY, TOO_MANY = 20, 100
 ORDINARY, LITTLE = 1000, 10
 SMALL = ("few_examples", "empty_split", "one_class")
 """Codes of what no site can mend that has no more patients."""
+FEW = 3
+"""Such sites that are named with the flag that leaves them out."""
 PLACE = {split: k for k, split in enumerate(("", *SPLIT_NAMES))}
 MOST_LINES, SHOWN_LINES = 20, 5
 """Findings that a refusal names, and of more than that how many; all of them stand in the log."""
@@ -81,15 +83,20 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
     for rejection in rejections:
         if rejection.code != "no_answer":
             sites.setdefault(f"{rejection.code} ({rejection.detail})", []).append(rejection.site)
-    small = [
-        site for site, one in statements.items() if any(f.level == "error" and f.code in SMALL for f in one.findings)
-    ]
     for site, statement in statements.items():
         for line in _errors(statement):
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
-    left = f"; left out with {' '.join(f'--without {site}' for site in in_order(small)[:MOST_LINES])}" if small else ""
-    return "preflight: " + "; ".join(_cut(lines)) + left if lines else ""
+    return "preflight: " + "; ".join(_cut(lines)) + _left_out(statements) if lines else ""
+
+
+def _left_out(statements: Mapping[str, Statement]) -> str:
+    """How sites that are too small are left out, where they are few and others remain; else empty."""
+    codes = {site: {f.code for f in one.findings if f.level == "error"} for site, one in statements.items()}
+    small = [site for site in in_order(codes) if codes[site] and codes[site] <= set(SMALL)]
+    if not 0 < len(small) <= FEW or len(small) == len(codes):
+        return ""
+    return f"; left out with {' '.join(f'--without {site}' for site in small)}"
 
 
 def _cut(lines: list[str]) -> list[str]:

@@ -372,13 +372,15 @@ def test_a_tiny_site_is_named_with_the_flag_that_leaves_it_out(tmp_path, capsys)
     with pytest.raises(SystemExit):
         main(["preflight", *own])
     assert capsys.readouterr().err.endswith("no run can start; without it: --without tiny\n")
-    main(["preflight", *own, "--without", "tiny"])
+    with pytest.raises(SystemExit):
+        main(["preflight", *own, "--without", "tiny"])
     assert "tiny" not in capsys.readouterr().out
     run = ["run", "fedavg", "--datalists", *own, "--rounds", "1", "--no-solo", "--out"]
     with pytest.raises(SystemExit):
         main([*run, str(tmp_path / "refused")])
     assert "; left out with --without tiny" in capsys.readouterr().err
-    main([*run, str(tmp_path / "run"), "--without", "tiny"])
+    with pytest.raises(SystemExit):
+        main([*run, str(tmp_path / "run"), "--without", "tiny"])
     assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["site_names"] == "north,south"
     capsys.readouterr()
     for left, words in (
