@@ -78,8 +78,9 @@ def famous_clinics(root):
 
 
 def classes_outside(root):
-    """The class is the outer folder, the hospital the inner one."""
-    return Truth(grid(root, ("benign", "malignant"), ("Berlin", "Rom", "Wien"), plain, sites="inner"))
+    """The class is the outer folder, the hospital the inner one: the classes' names alone do not turn folders round."""
+    files = grid(root, ("benign", "malignant"), ("Berlin", "Rom", "Wien"), plain, sites="inner")
+    return Truth(files, SAYS[1].split(), SAYS)
 
 
 def cities_abroad(root):
@@ -196,7 +197,7 @@ def labels_spelled_apart(root):
         for label in labels:
             for k in range(9):
                 drawn.save(root / site / label / f"{k}.png")
-    return Truth({}, (), ("have no label in common", "site-1", "site-2"))
+    return Truth({}, (), ("expected the same labels", "site-1", "site-2"))
 
 
 def table_of_patients(root):

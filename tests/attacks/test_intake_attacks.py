@@ -39,7 +39,7 @@ def folder_with_a_list(root, **more):
 def folder_of_classes(root, begins=""):
     """12 images of one site in a folder for each class; names begin with ``begins``."""
     for k in range(12):
-        five_layouts.save(root / "xy"[k % 2] / f"{begins}{k}.png", np.full((28, 28), 20 * k))
+        five_layouts.save(root / ("ill", "normal")[k % 2] / f"{begins}{k}.png", np.full((28, 28), 20 * k))
     return root
 
 
@@ -76,7 +76,7 @@ def test_no_control_character_of_a_folder_is_written_down(tmp_path, key):
 
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     root = folder_of_classes(tmp_path / "d")
-    os.rename(root / "x" / "0.png", os.fsencode(root / "x") + b"/\xff.png")
+    os.rename(root / "ill" / "0.png", os.fsencode(root / "ill") + b"/\xff.png")
     with pytest.raises(UserError, match="without control characters"):
         look(root, Choices())
 
@@ -120,7 +120,7 @@ def linked(root, outside):
     proposal = look(root, Choices())
     assert proposal.links
     write(root, contents(root, proposal.found, True))
-    return tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="x,y")
+    return tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="ill,normal")
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "a.json"])
@@ -130,7 +130,7 @@ def test_a_table_or_list_that_is_a_link_out_of_the_folder_is_said_to_be_one(tmp_
     root.mkdir()
     elsewhere.mkdir()
     if name == "a.json":
-        entries = [{"image": f"{k}.png", "label": "xy"[k % 2]} for k in range(10)]
+        entries = [{"image": f"{k}.png", "label": ("ill", "normal")[k % 2]} for k in range(10)]
         for entry in entries:
             Image.new("L", (8, 8)).save(root / entry["image"])
         (elsewhere / name).write_text(json.dumps({"training": entries}))
@@ -159,6 +159,6 @@ def test_a_folder_from_elsewhere_does_not_allow_its_links_itself(tmp_path, says)
     described = json.loads((root / "fairflare" / "dataset.json").read_text())
     if says is not None:
         (root / "fairflare" / "dataset.json").write_text(json.dumps(described | {"links": says}))
-    task = tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="x,y")
+    task = tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="ill,normal")
     with pytest.raises(DataError, match="symbolic link out of the data root"):
         task.site_data("d")

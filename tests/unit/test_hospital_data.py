@@ -168,8 +168,8 @@ def test_what_names_say():
         )
     )
     assert not any(map(says_site, ("parasitized", "hospitalized", "opposite", "benign", "grade 2", "central")))
-    assert all(map(says_class, ("benign", "grade 2", "0", "Nevus", "non-tumor", "No Finding")))
-    assert not any(map(says_class, ("Lyon", "charite", "P0123", "1234")))
+    assert all(map(says_class, ("benign", "grade 2", "class_0", "Nevus", "non-tumor", "No Finding")))
+    assert not any(map(says_class, ("Lyon", "charite", "P0123", "1234", "01")))
     assert all(
         map(known_after, ("days_to_event", "lengthOfStay", "Days_hospital_to_outcome", "death_date", "follow_up"))
     )

@@ -347,7 +347,8 @@ def at_a_terminal(answer, *arguments):
                 os.write(main_end, answer)
                 answer = b""
     os.close(main_end)
-    return child.wait(), shown.decode().replace("\r\n", "\n")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode().replace("\r\n", "\n"))
+    return child.wait(), "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
 
 
 @pytest.mark.slow

@@ -151,11 +151,12 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
     """``network_gain`` on the site's own rows, with levels and scaling of its own."""
-    alone = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
+    alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
     splits = replace(task, **alone).read(own).splits
     train, val = splits["train"], splits["val"]
-    asks = isinstance(train, Split) and isinstance(val, Split) and min(len(train), len(val)) >= least
-    return network_gain(train, val) if asks else None
+    if not isinstance(train, Split) or not isinstance(val, Split) or min(len(train), len(val)) < least:
+        return None
+    return network_gain(train, val)
 
 
 def _looks(items: Sequence[Item], window: str) -> list[Looked]:

@@ -126,8 +126,9 @@ def open_run(
     inputs = _inputs(place, [site] if site else known)
     scaling = _scaling(parts.task, site, inputs)
     number = standing.round
-    said = tuple(remarks)
-    return Opened(folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, number, said, which)
+    return Opened(
+        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, number, tuple(remarks)
+    )
 
 
 def _model_of(

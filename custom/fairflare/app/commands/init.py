@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fairflare.app.progress import Counter
 
 LEVEL = "LEVEL"
+TEXTS = ("label", "site", "patient", "since", "window", "new_splits")
+LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
 
 
 @click.command()
@@ -34,6 +36,7 @@ LEVEL = "LEVEL"
 @click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
 @click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
 @click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@click.option("--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999 or -9.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
@@ -70,8 +73,10 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep", "without")}
-        texts = {key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")}
+        lists: dict[str, Any] = {key: _names(given[key]) for key in LISTS}
+        texts: dict[str, Any] = {
+            key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")
+        }
         chosen = Choices(
             **lists,
             **texts,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from fairflare.app.intake.ask import Reading
-from fairflare.app.intake.dates import as_iso, is_date
+from fairflare.app.intake.dates import is_date, of_sites
 from fairflare.app.intake.found import Choices, is_missing
 from fairflare.app.intake.groups import bare
-from fairflare.app.intake.words import NO, YES, known_after
+from fairflare.app.intake.words import NO, YES, known_after, split_word
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
@@ -34,6 +35,15 @@ FEWEST = 8
 """Rows of a class from which on that area says something."""
 BLOCK = 256
 """Columns that are ranked at once."""
+MOST = 1e30
+CODES = (-9.0, -99.0, -999.0, -1.0, 99.0, 999.0, 9999.0, 99999.0)
+"""Numbers that often stand for a missing one."""
+LEAST_CODES, SPREADS, UNITS = 2, 1.0, 3.0
+"""Fewest cells with a code; widths of the other numbers that it lies beyond; widths between sites' medians."""
+HALF, MOST_BANDS = 0.5, 10
+WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
+"""A number with a sign, marks of thousands, a fraction or a unit."""
+OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
 NONE = "none"
 """A word that is a gap among numbers, and a level among words."""
 
@@ -89,7 +99,7 @@ def predictors(
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
     _alone(found, labels, chosen)
     if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
-        found.cells[chosen.since] = _since(table, chosen.since)
+        found.cells[chosen.since] = _since(table, chosen.since, sites)
     if not found.features:
         text = "expected columns of numbers, categories or dates as predictors"
         raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
@@ -104,8 +114,8 @@ def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
                 raise UserError(f"--{flag.replace('_', '-')}: expected a column among {known}, got {shown(name)}")
 
 
-def _since(table: pd.DataFrame, name: str) -> pd.Series:
-    found = as_iso(table[name])
+def _since(table: pd.DataFrame, name: str, sites: pd.Series) -> pd.Series:
+    found = of_sites(table[name], sites)
     if found is None or not (found != "").any():
         raise UserError(f"--since {name}: expected dates such as 2024-01-31, got {shown(table[name].iloc[0])}")
     return found
@@ -137,8 +147,9 @@ def _add(
                 f"{name}: {len(odd)} cells are no numbers, such as {shown(odd.iloc[0])}, and count as missing"
             )
         cells = cells.where(pd.to_numeric(cells, errors="coerce").notna(), "")
+        _check_numbers(found, name, pd.to_numeric(cells, errors="coerce"), sites, chosen)
     elif float(filled.map(is_date).mean()) >= MOSTLY:
-        days = as_iso(cells) if chosen.since else None
+        days = of_sites(cells, sites) if chosen.since else None
         if days is None:
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"
@@ -151,7 +162,10 @@ def _add(
         if not yes or not no:
             return leave("which hold one value or none")
         spec = {"kind": "yes_no", "yes": yes, "no": no}
+    elif bare(name) in OF_SPLITS or float(filled.map(lambda cell: bool(split_word(cell))).mean()) >= MOSTLY:
+        return leave("which say a split")
     else:
+        _check_units(name, filled, chosen)
         _one_spelling(name, values)
         counts = filled.value_counts()
         if len(counts) > UNIQUE * len(filled) or filled.str.len().mean() > 60:
@@ -168,6 +182,41 @@ def _add(
         found.specs[name] = spec
 
 
+def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> None:
+    """Refuse infinite numbers and codes for missing values; note where sites seem to have other units."""
+    known = numbers.dropna()
+    if not np.isfinite(known).all() or (known.abs() > MOST).any():
+        raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
+    for code in CODES:
+        hits = int((known == code).sum())
+        rest = known[known != code]
+        if hits < LEAST_CODES or len(rest) < LEAST_ROWS or name in chosen.keep:
+            continue
+        low, high = rest.quantile([0.01, 0.99])
+        far = SPREADS * max(high - low, 1e-9)
+        if not low - far <= code <= high + far or (code < 0 <= rest.min()):
+            what = f"{name}: {code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
+            readings = [
+                Reading("it is a code for missing", f"--missing {code:g}"),
+                Reading("it is a number", f"--keep {name}"),
+            ]
+            if not chosen.ask(what, readings):
+                raise UserError(f"init: {what}; --missing {code:g} takes it for missing")
+    middles = known.groupby(sites[known.index].to_numpy()).median()
+    widths = known.groupby(sites[known.index].to_numpy()).agg(lambda own: own.quantile(0.9) - own.quantile(0.1))
+    if len(middles) > 1 and (widths > 0).all() and middles.max() - middles.min() > UNITS * widths.max():
+        text = f"about {middles.min():g} at {middles.idxmin()} and {middles.max():g} at {middles.idxmax()}"
+        found.notes.append(f"{name}: {text}: are the units the same?")
+
+
+def _check_units(name: str, filled: pd.Series, chosen: Choices) -> None:
+    """Refuse numbers that are written with signs or units, which would be taken for categories."""
+    like = filled.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))
+    if name not in chosen.categories and float(like.mean()) >= HALF and filled[like].nunique() > MOST_BANDS:
+        text = f"cells such as {shown(filled[like].iloc[0])} hold numbers with signs or units"
+        raise UserError(f"init: {name}: {text}: expected plain numbers (--leave-out {name} leaves the column out)")
+
+
 def _one_spelling(name: str, values: Sequence[str]) -> None:
     lower: dict[str, str] = {}
     for value in in_order(values):
@@ -179,9 +228,9 @@ def _one_spelling(name: str, values: Sequence[str]) -> None:
 def _is_place(name: str) -> bool:
     """Whether a column that is not the site's is a hospital's name or number."""
     plain = bare(name)
-    words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility")
+    words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility", "zentrum", "klinik")
     ends = ("", "id", "num", "no", "nr", "number", "code", "name")
-    return any(plain.startswith(word) and plain.removeprefix(word) in ends for word in words)
+    return any((plain.startswith(word) and plain.removeprefix(word) in ends) or plain.endswith(word) for word in words)
 
 
 def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
@@ -203,8 +252,8 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             values = pd.to_numeric(cells, errors="coerce")
             columns[name] = values.fillna(values.median()).to_numpy(float)
         elif kind == "days":
-            values = pd.to_datetime(cells, errors="coerce").astype("int64", errors="ignore")
-            columns[name] = pd.Series(values).astype(float).to_numpy()
+            values = pd.to_datetime(cells, errors="coerce", format="ISO8601")
+            columns[name] = (values - values.min()).dt.days.fillna(0).to_numpy(float)
         if empty.any():
             columns[f"{name}\0"] = empty
     classes = [one for one, n in labels.value_counts().items() if n >= FEWEST and len(labels) - n >= FEWEST]

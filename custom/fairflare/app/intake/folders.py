@@ -5,6 +5,7 @@ DICOM headers."""
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -12,22 +13,22 @@ import pandas as pd
 
 from fairflare.app.intake import masks
 from fairflare.app.intake.ask import Reading
-from fairflare.app.intake.found import SPLIT_OF, Choices, Example, Found, class_names, root_name, site_name
+from fairflare.app.intake.found import Choices, Example, Found, class_names, root_name, site_name, site_names
 from fairflare.app.intake.groups import HEADERS as HEADERS_OF
 from fairflare.app.intake.groups import group_columns, grouped_by
 from fairflare.app.intake.levels import FOLDER, Roles, roles
 from fairflare.app.intake.walk import Files
-from fairflare.app.intake.words import mostly, says_class
+from fairflare.app.intake.words import COUNTED, mostly, says_class, split_word
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.headers import headers
 from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 
-PREFIX = re.compile(r"(?:((?:[^\W_]|-)*\d(?:[^\W_]|-)*|(?:patient|pat|subject|subj|sub|case|p)[_-]?\d+)[_. (-]+.+)")
-"""A name that begins with a word that holds a number, and goes on: "P07_slice3", "CH000_1", "0012-L"."""
+PARTS = re.compile(r"[_. ()-]+")
+"""What stands between the parts of a file's name."""
 NAME = "name"
-"""The level of what ``PREFIX`` finds."""
+"""The level of the part of files' names that says the patient."""
 LEAST_PATIENTS = 5
 """Of a site: fewer beginnings of names are series or scanners rather than patients."""
 LARGEST_SHARE = 1 / 3
@@ -142,8 +143,7 @@ def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.Data
     deepest = max(map(len, folders), default=0)
     content: dict[str, list[str]] = {"image": list(images), SPLIT: [_split(path) for path in images]}
     content |= {f"{FOLDER}{k + 1}": [own[k] if k < len(own) else "" for own in folders] for k in range(deepest)}
-    found = [match[1] if (match := PREFIX.fullmatch(stem(path))) else "" for path in images]
-    if any(found):
+    if any(found := _patients_in([stem(path) for path in images], chosen)):
         content[NAME] = found
     table = pd.DataFrame(content, dtype=object)
     known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels.values(), *chosen.groups)}
@@ -157,17 +157,58 @@ def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.Data
     return table
 
 
+def _patients_in(stems: Sequence[str], chosen: Choices) -> list[str]:
+    """The part of each name that may be the patient: with a digit, no number of a picture, and the same for several.
+
+    Raises:
+        UserError: two parts may be, and nobody can be asked.
+    """
+    parts = [[part for part in PARTS.split(name) if part] for name in stems]
+    fits: dict[int, list[str]] = {}
+    for place in range(max((len(own) for own in parts), default=0)):
+        found = [own[place] if len(own) > max(place, 1) and _may_be_patient(own, place) else "" for own in parts]
+        filled = [part for part in found if part]
+        if 2 * len(filled) >= len(found) and len(set(filled)) < len(filled) and len(set(filled)) >= LEAST_PATIENTS:
+            fits[place] = found
+    if len(fits) > 1 and chosen.patient == "":
+        first, other = (fits[place] for place in list(fits)[:2])
+        if all(len(set(found)) > 1 for found in (first, other)) and not _nests(first, other):
+            readings = [
+                Reading(f"the first part, {some(in_order(filter(None, first)), 3)}", "--patient name"),
+                Reading(
+                    f"another part, as {some(in_order(filter(None, other)), 3)}", "rename the files, or --patient none"
+                ),
+            ]
+            if chosen.ask("two parts of the files' names may be the patient", readings):
+                return other
+    return next(iter(fits.values()), [""] * len(stems))
+
+
+def _may_be_patient(parts: Sequence[str], place: int) -> bool:
+    """Whether part number ``place`` has a digit and is no number of a picture, no date and no last plain number."""
+    part = parts[place].lower()
+    word = part.rstrip("0123456789")
+    last_number = place > 0 and place == len(parts) - 1 and part.isdigit()
+    return any(sign.isdigit() for sign in part) and word not in COUNTED and not last_number
+
+
+def _nests(first: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether each value of ``other`` goes with one of ``first`` alone, as a study with its patient."""
+    pairs = {(a, b) for a, b in zip(first, other, strict=True) if a and b}
+    return len(pairs) == len({b for _, b in pairs})
+
+
 def _of_levels(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=["image", SPLIT])
 
 
 def _plain_folders(path: str) -> tuple[str, ...]:
     """The folders of an image that may say site, class or patient."""
-    return tuple(name for name in naming.folders_of(path) if name.lower() not in SPLIT_OF)
+    return tuple(unicodedata.normalize("NFC", name) for name in naming.folders_of(path) if not split_word(name))
 
 
 def _split(path: str) -> str:
-    words = [SPLIT_OF[name.lower()] for name in naming.folders_of(path) if name.lower() in SPLIT_OF]
+    words = [word for name in naming.folders_of(path) if (word := split_word(name))]
     words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
     return words[0] if words else ""
 
@@ -181,7 +222,8 @@ def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> l
     if role.site:
         if empty := int((table[role.site] == "").sum()):
             raise UserError(f"--site {role.site}: expected a value for every image, {empty} have none")
-        return [site_name(name) for name in table[role.site]]
+        names = site_names(table[role.site].unique())
+        return [names[name] for name in table[role.site]]
     outer = f"{FOLDER}1"
     alone = outer in table.columns and table[outer].nunique() == 1 and role.label != outer and chosen.site != "none"
     name = site_name(str(table[outer].iloc[0])) if alone else root_name(files.root)
@@ -199,13 +241,22 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
         return none, ""
     if chosen.patient:
         return list(table[chosen.patient]), chosen.patient
-    others = [name for name in (level, NAME) if name in table.columns]
+    others = [name for name in (level, NAME, PATIENT_HEADERS[1]) if name in table.columns]
     for header in PATIENT_HEADERS:
         found = table[header] if header in table.columns else pd.Series(dtype=object)
-        same = found.nunique() <= (max(1, len(set(sites))) if header == PATIENT_HEADERS[0] else 1)
+        # After anonymisation all files of a site may have the same, or some of them none: the study tells them apart.
+        known = found.groupby(list(sites)).nunique() if len(found) else found
+        whole = len(found) > 0 and bool((found != "").all())
+        same = not whole or bool((known <= 1).all())
         each = found.nunique() == len(table) and any(table[name].nunique() < len(table) for name in others)
         if not same and not each:
             return list(found), f"the DICOM header {header}"
+    dicom = [name for name in PATIENT_HEADERS if name in table.columns and (table[name] != "").any()]
+    if dicom and (table[dicom] == "").all(axis=1).any():
+        n = int((table[dicom] == "").all(axis=1).sum())
+        raise UserError(
+            f"init: {n} of {len(table)} images have no DICOM header that says the patient; --patient none or LEVEL"
+        )
     if level:
         return list(table[level]), "their folders"
     if NAME in table.columns and _are_patients(table[NAME], sites):
@@ -217,11 +268,11 @@ def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
     """Whether the beginnings of names repeat as patients do: several at each site, none with most of its images."""
     if 2 * (names != "").sum() < len(names) or not names[names != ""].duplicated().any():
         return False
+    fits = []
     for _, own in names.groupby(list(sites)):
         counts = own[own != ""].value_counts()
-        if len(counts) < LEAST_PATIENTS or counts.iloc[0] > max(LARGEST_SHARE * len(own), 2):
-            return False
-    return True
+        fits.append(len(counts) >= LEAST_PATIENTS and counts.iloc[0] <= max(LARGEST_SHARE * len(own), 2))
+    return mostly(fits)
 
 
 def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:

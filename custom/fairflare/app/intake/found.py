@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairflare.app.intake.ask import Ask, refuse
+from fairflare.clinic.readers.tables import MISSING
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
 from fairflare.core.validation import CONTROL, shown
@@ -22,7 +24,7 @@ SPLIT_WORDS = {
     "testing": ("test", "testing", "ts", "tst", "holdout"),
 }
 SPLIT_OF = {word: split for split, words in SPLIT_WORDS.items() for word in words}
-NO_VALUE = frozenset(("", "nan", "na", "n/a", "null", "?"))
+NO_VALUE = frozenset({*MISSING} - {"none", "-"}) | {"<na>", "#n/a"}
 """Cells, in lower case, that say nothing."""
 MOST_CLASSES = 50
 """More different labels than these are no classes but a number or a text."""
@@ -112,6 +114,7 @@ class Choices:
         categories: columns of numbers that are codes of categories.
         keep: features that are taken though they may be known only after the outcome.
         leave_out: columns that are no features.
+        missing: cells that stand for a missing value, as 999 or -9.
         since: the column of dates from which other dates count; empty: dates are left out.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``clinic.readers.pictures``.
@@ -129,6 +132,7 @@ class Choices:
     categories: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     since: str = ""
     slices: int = 0
     window: str = ""
@@ -173,8 +177,24 @@ def class_names(labels: Iterable[str], chosen: Sequence[str]) -> tuple[str, ...]
 
 def site_name(text: str) -> str:
     """``text`` as a site may be called: it names files."""
+    text = unicodedata.normalize("NFC", text)
     plain = re.sub(r"[^\w .-]", "-", text.strip())[:LONGEST_SITE].strip(" .-_")
     return plain or "site"
+
+
+def site_names(texts: Iterable[str]) -> dict[str, str]:
+    """Every text -> the site's name; UserError where two different ones would have the same."""
+    found: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for text in in_order(texts):
+        name = site_name(text)
+        plain = unicodedata.normalize("NFC", text.strip())
+        if seen.setdefault(name, plain) != plain:
+            raise UserError(
+                f"init: sites {shown(seen[name])} and {shown(text)} would both be called {name!r}: rename one"
+            )
+        found[text] = name
+    return found
 
 
 def check_sites(names: Iterable[str]) -> None:
@@ -193,6 +213,9 @@ def check_texts(found: Found) -> None:
     texts = {text for one in found.examples for text in (one.image, one.label, one.patient, *one.about.values())}
     texts |= {cell for one in found.examples for cell in one.cells.values()}
     texts |= {*found.classes, *found.options.values(), *(key for one in found.examples for key in one.about)}
+    names = {text for one in found.examples for text in (one.image, one.label, one.site, one.patient)}
+    if odd := next((text for text in sorted({*names, *found.classes}) if re.search(r"[\n\r\t]", text)), ""):
+        raise UserError(f"init: expected names without line ends and tabs, got {shown(odd)}")
     if odd := next((text for text in sorted(texts) if CONTROL.search(text)), ""):
         raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")
 

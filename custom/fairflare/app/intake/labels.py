@@ -4,8 +4,9 @@ spell labels differently have none in common."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -16,6 +17,10 @@ from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
 
+FEW_ROWS, MANY_ROWS = 3, 30
+"""A label of fewer rows than this is asked about in tables of so many."""
+CODES = frozenset(("-9", "-99", "-999", "-1", "99", "999", "9999"))
+PAIR = 2
 MOST_GRADES = 6
 """Different whole numbers that are classes without being asked about."""
 BETWEEN = ("|", ";", "+", "&", "/", ",")
@@ -30,6 +35,8 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices) -> None:
     """
     counts = pd.Series(list(cells), dtype=object).value_counts()
     values = [str(value) for value in counts.index]
+    if not chosen.classes:
+        _check_rare(name, {str(value): int(n) for value, n in counts.items()})
     if several := _several(values):
         text = f"expected one class in each cell, got several findings in one, such as {shown(several)}"
         hint = "several labels of one case are not built yet: make a column of yes and no for one finding"
@@ -59,6 +66,29 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices) -> None:
     ]
     if chosen.ask(f"{name} holds {got}", readings):
         raise UserError(f"init: {name}: an amount is not built yet as an outcome; --label names another column")
+
+
+def _check_rare(name: str, counts: Mapping[str, int]) -> None:
+    """Refuse a label of a row or two, as of a line of totals, and a number that is a code for missing."""
+    total = sum(counts.values())
+    rare = [value for value, n in counts.items() if n < FEW_ROWS]
+    if total >= MANY_ROWS and rare and len(counts) - len(rare) > 1:
+        text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
+        raise UserError(f"init: {name}: {text}: a mistake (--missing {rare[0]}), or a class (--classes A,B,...)")
+    codes = [value for value in counts if value in CODES]
+    if len(counts) > 2 and codes:
+        text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"
+        raise UserError(
+            f"init: {name}: {text} is a code for missing (--missing {codes[0]}), or a class (--classes A,B,...)"
+        )
+
+
+def same_numbers(labels: Sequence[str]) -> list[str]:
+    """``labels`` with 1.0 as 1 where all are numbers, and with accents written in one way."""
+    numbers = pd.to_numeric(pd.Series(list(labels), dtype=object), errors="coerce")
+    if len(numbers) and numbers.notna().all():
+        return [str(int(number)) if number == int(number) else str(number) for number in numbers]
+    return [unicodedata.normalize("NFC", label) for label in labels]
 
 
 def _several(values: Sequence[str]) -> str:
@@ -91,6 +121,13 @@ def check_sites_agree(examples: Sequence[Example], chosen: Choices) -> None:
     if chosen.classes or len(labels) < 2:
         return
     sites = in_order(labels)
+    union = {label for own in labels.values() for label in own}
+    if all(len(own) <= PAIR for own in labels.values()) and len(union) > PAIR:
+        text = "; ".join(f"{site}: {some(in_order(labels[site]), 3)}" for site in sites[:3])
+        raise UserError(
+            f"init: every site has {PAIR} labels, together they are {len(union)} ({text}): expected the same labels, "
+            "with the same meaning, at every site (--classes A,B,C accepts these)"
+        )
     joined, seen = {sites[0]}, set(labels[sites[0]])
     grew = True
     while grew:

@@ -15,7 +15,15 @@ import pandas as pd
 
 from fairflare.app.intake.ask import Reading
 from fairflare.app.intake.found import MOST_CLASSES, Choices
-from fairflare.app.intake.words import mostly, says_class, says_patient, says_site
+from fairflare.app.intake.words import (
+    looks_numbered,
+    mostly,
+    says_class,
+    says_mask,
+    says_patient,
+    says_site,
+    says_view,
+)
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
@@ -23,6 +31,8 @@ from fairflare.core.suggest import unlisted
 FOLDER = "folder"
 FEW = 12
 """Images of a patient, at most, where a folder's name does not say whose it is."""
+SEVERAL = 5
+"""Folders of one pattern with a long number that are patients."""
 MANY = 10
 """Folders from which on they may be patients by their number alone."""
 
@@ -67,9 +77,47 @@ def roles(table: pd.DataFrame, chosen: Choices, labelled: bool) -> Roles:
     free = _above(table, free, named.get("patient", ""))
     if chosen.site == "none":
         named["site"] = ""
+    free = _without_views(table, free, named, chosen)
     if not labelled:
-        return Roles(named.get("site", free[0] if free else ""), "", named.get("patient", ""))
+        return _site_alone(table, free, named, chosen)
     return _site_and_label(table, free, named, chosen)
+
+
+def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str], chosen: Choices) -> list[str]:
+    """Without modalities, views and years, which are neither hospitals nor classes unless the user says so."""
+    for name in free:
+        names = [one for one in table[name].unique() if one]
+        if any(says_mask(one) for one in names):
+            odd = next(one for one in names if says_mask(one))
+            text = f"{name} ({some(in_order(names), 3)}) may hold masks: expected x_mask.png beside x.png"
+            raise UserError(f"init: {text}, or folders called images and masks, got {odd!r}")
+        if mostly([says_view(one) for one in names]) and "site" not in named:
+            readings = [
+                Reading("these are no hospitals", f"--site {_another(free, name)}"),
+                Reading("these are hospitals", f"--site {name}"),
+            ]
+            what = f"{name} ({some(in_order(names), 3)}) looks like modalities, views or years"
+            if chosen.ask(what, readings):
+                return [name, *(other for other in free if other != name)]
+            free = [other for other in free if other != name]
+    return free
+
+
+def _another(free: Sequence[str], name: str) -> str:
+    return next((other for other in free if other != name), "none")
+
+
+def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:
+    """Where masks or a table say the labels."""
+    patient = named.get("patient", "")
+    if "site" in named:
+        return Roles(named["site"], "", patient)
+    free = [name for name in free if _score(table, name) >= 0]
+    sites = [name for name in free if _score(table, name) > 0]
+    if len(free) > 1 and len(sites) != 1:
+        readings = [Reading(f"{some(in_order(table[name]), 3)} are hospitals", f"--site {name}") for name in free]
+        return Roles(free[chosen.ask("several levels of folders may be the hospitals", readings)], "", patient)
+    return Roles((sites or free or [""])[0], "", patient)
 
 
 def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:
@@ -79,12 +127,19 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
     if "label" in named:
         return Roles(free[0] if len(free) == 1 else _one("site", free, table), named["label"], patient)
     if "site" in named:
-        return Roles(named["site"], _one("label", free, table), patient)
+        return Roles(named["site"], _one("label", [name for name in free if name != named["site"]], table), patient)
     if len(free) < 2:
         label = free[0] if free else ""
+        text = some(in_order(table[label])) if label else ""
         if label and _score(table, label) > 0:
-            text = some(in_order(table[label]))
             raise UserError(f"init: the folders {text} are sites, and nothing says the labels")
+        if label and not _score(table, label):
+            readings = [
+                Reading("they are the classes of one hospital", f"--label {label}"),
+                Reading("they are hospitals, and nothing says the labels", f"--site {label}"),
+            ]
+            if chosen.ask(f"the folders {text} may be read in two ways", readings):
+                raise UserError(f"init: the folders {text} are sites, and nothing says the labels")
         return Roles("", label, patient)
     if len(free) > 2:
         score = {name: _score(table, name) for name in free}
@@ -92,7 +147,12 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
         if len(sites) == len(classes) == 1:
             rest = next(name for name in free if not score[name])
             few = median(table.groupby([*sites, *classes, rest], sort=False).size()) <= FEW
-            return Roles(sites[0], classes[0], patient or (rest if few else ""))
+            if not few and not patient:
+                words = f"{rest}: {some(in_order(table[rest]), 3)}"
+                raise UserError(
+                    f"init: {words}: expected patients, classes or hospitals; --patient {rest} or none says it"
+                )
+            return Roles(sites[0], classes[0], patient or rest)
         text = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free)
         raise UserError(
             f"init: {len(free)} levels of folders, and names do not say which are hospitals and which are classes "
@@ -114,7 +174,9 @@ def _reading(table: pd.DataFrame, site: str, label: str) -> Reading:
 def _by_names(table: pd.DataFrame, outer: str, inner: str) -> str:
     """The level of the hospitals, where names decide; "" where they do not, or contradict each other."""
     score = {name: _score(table, name) for name in (outer, inner)}
-    return "" if score[outer] == score[inner] else max((outer, inner), key=score.__getitem__)
+    if score[outer] > score[inner]:
+        return outer  # as folders usually lie: one side's word is enough
+    return inner if score[outer] < 0 < score[inner] else ""
 
 
 def _score(table: pd.DataFrame, name: str) -> int:
@@ -142,13 +204,15 @@ def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
 
 def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> bool:
     """Whether a level's folders are patients (or studies): by their names, or many with few images each."""
-    names = table[name].unique()
-    if mostly([says_site(one) for one in names]) or mostly([says_class(one) for one in names]):
-        return False
+    names = [one for one in table[name].unique() if one]
     if mostly([says_patient(one) for one in names]):
         return True
+    if any(mostly([says(one) for one in names]) for says in (says_site, says_class, says_view)):
+        return False
     others = [other for other in free if other != name]
     # Below several combinations of the other levels the same name stands for something that these share.
     nested = bool(others) and (table.groupby(name, sort=False)[others].nunique() == 1).all(axis=None)
     few = median(table.groupby([*others, name] if others else name, sort=False).size()) <= FEW
+    if looks_numbered(names) and len(names) >= SEVERAL:
+        return True
     return (len(names) > MOST_CLASSES or (nested and len(names) >= MANY)) and few

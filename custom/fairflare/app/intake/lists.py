@@ -23,8 +23,10 @@ from fairflare.clinic.readers.datalist import read_lists
 from fairflare.clinic.readers.naming import is_image
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
+from fairflare.core.validation import shown
 
-PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id")
+PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"
+PATIENTS = tuple(PATIENT_KEYS.split())
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
 
@@ -140,4 +142,7 @@ def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: s
 
 
 def _relative(root: Path, path: Path, text: str) -> str:
-    return Path(os.path.normpath(path.parent.relative_to(root) / text)).as_posix()
+    found = Path(os.path.normpath(path.parent.relative_to(root) / text)).as_posix()
+    if found.startswith("..") or Path(text).is_absolute():
+        raise UserError(f"init: {path.name}: expected paths inside {root}, got {shown(text)}")
+    return found

@@ -11,7 +11,7 @@ from fairflare.app.intake.found import Choices, Found, check_texts
 from fairflare.app.intake.labels import check_sites_agree
 from fairflare.app.intake.lists import images_in_lists, lists_in
 from fairflare.app.intake.masks import pixels
-from fairflare.app.intake.splits import with_splits
+from fairflare.app.intake.splits import patient_key, with_splits
 from fairflare.app.intake.tables import examples_in_tables, tables_in
 from fairflare.app.intake.volumes import with_slices
 from fairflare.app.intake.walk import Files, Tell, nothing, walk
@@ -66,6 +66,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = replace(found, options={**found.options, "window": chosen.window})
     if chosen.patient == "none":
         found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
+    notes += _shared_ids(found)
     divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in divided.sites:
         one = divided.of(site)[0]
@@ -73,6 +74,17 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+
+
+def _shared_ids(found: Found) -> tuple[str, ...]:
+    """What to say where the same patient stands at several sites."""
+    sites: dict[str, set[str]] = {}
+    for one in found.examples:
+        if one.patient:
+            sites.setdefault(patient_key(one.patient), set()).add(one.site)
+    shared = sum(len(own) > 1 for own in sites.values())
+    text = f"{shared} names of patients stand at several sites and are taken for different people there"
+    return (text,) if shared else ()
 
 
 def _linked(root: Path) -> tuple[str, ...]:

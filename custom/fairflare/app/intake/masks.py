@@ -58,7 +58,10 @@ def _values(root: Path, masks: Iterable[str]) -> set[float]:
     found: set[float] = set()
     for mask in masks:
         for frame in _some_slices(root, mask):
-            found |= {float(v) for v in np.unique(pixels(root, mask, frame))}
+            values = pixels(root, mask, frame)
+            if len(values) > 1 and (values != values[:1]).any():
+                raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
+            found |= {float(v) for v in np.unique(values)}
         if len(found) > 10 * MOST_STRUCTURES:
             break
     return found

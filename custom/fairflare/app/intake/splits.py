@@ -36,10 +36,10 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
         loose = [k for k, one in enumerate(own) if not one.split or (missing and one.split == SPLITS[0])]
         if loose:
             drawn.append(site)
-            settled = {one.patient: one.split for one in own if one.split in SPLITS[1:] and one.patient}
+            settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
             splits = [SPLITS[0], *missing]
             for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, found.kind != "segmentation")):
-                own[k] = replace(own[k], split=settled.get(own[k].patient, split))
+                own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in drawn]
     words: tuple[str, ...] = (
@@ -49,11 +49,24 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
     return replace(found, examples=examples), words
 
 
+def patient_key(patient: str) -> str:
+    """``patient`` as spellings of one agree: without case, spaces and leading zeros."""
+    plain = "".join(patient.casefold().split())
+    return plain.lstrip("0") or plain[:1] if plain.isdigit() else plain
+
+
 def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
     splits: dict[str, set[str]] = defaultdict(set)
+    images: dict[tuple[str, int | None], set[str]] = defaultdict(set)
     for one in own:
         if one.patient and one.split:
-            splits[one.patient].add(one.split)
+            splits[patient_key(one.patient)].add(one.split)
+        if one.image and one.split:
+            images[one.image, one.frame].add(one.split)
+    if twice := [image for (image, _), where in images.items() if len(where) > 1]:
+        raise UserError(
+            f"init: {site}: {len(twice)} images are in two splits, e.g. {twice[0]}; --new-splits draws them anew"
+        )
     if both := [patient for patient, where in splits.items() if len(where) > 1]:
         text = f"{len(both)} patients are in two splits, by {whence}; --new-splits draws them anew"
         raise UserError(f"init: {site}: {text}, --patient COLUMN or none says who they are")
@@ -66,7 +79,7 @@ def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled:
     if len(splits) == 1:
         return [splits[0]] * len(loose)
     # Examples without a patient are patients of their own; slices of one file belong together.
-    names = [one.patient or f"\0{one.image or number}" for number, one in enumerate(loose)]
+    names = [patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(loose)]
     patients = np.unique(names, return_inverse=True)[1]
     n = int(patients.max()) + 1
     if n < len(splits):

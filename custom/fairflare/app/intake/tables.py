@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +16,21 @@ from fairflare.app.intake import masks
 from fairflare.app.intake.ask import Reading
 from fairflare.app.intake.columns import as_options, predictors
 from fairflare.app.intake.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.app.intake.found import SPLIT_OF, Choices, Example, Found, class_names, is_missing, root_name, site_name
+from fairflare.app.intake.found import (
+    Choices,
+    Example,
+    Found,
+    class_names,
+    is_missing,
+    root_name,
+    site_name,
+    site_names,
+)
 from fairflare.app.intake.groups import bare, group_columns, grouped_by
-from fairflare.app.intake.labels import check_outcome
-from fairflare.app.intake.levels import FOLDER
+from fairflare.app.intake.labels import check_outcome, same_numbers
+from fairflare.app.intake.levels import FOLDER, roles
 from fairflare.app.intake.walk import Files
+from fairflare.app.intake.words import split_word
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.naming import stem
 from fairflare.clinic.readers.tables import SUFFIXES, read_table
@@ -37,6 +49,16 @@ NAMES = {role: words.split() for role, words in WORDS.items()}
 """What a column is for, by its name in lower case without signs."""
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is named is read."""
+OF_SITES = ("site", "zentrum", "center", "centre", "hospital", "klinik", "clinic", "standort")
+"""Ends of columns' names that say the hospital."""
+PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
+"""What names of columns hold that say who it is."""
+IDENTITY = "pid mrn recordid record caseid caseno fallnummer fallnr hadmid eid nhsnumber patid patnr"
+IDENTIFIERS = frozenset(IDENTITY.split())
+OF_FILES = re.compile(r"image|file|path|scan|picture|bild|datei|png|dicom|mask|img")
+NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
+COPIES = 0.05
+"""Share of rows that may be exact copies of others."""
 HALF = 0.5
 HOME, SITE, SPLIT = "@home", "@site", "@split"
 """Columns beside a table's own: the folder it lies in, and what its name says."""
@@ -62,7 +84,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
         UserError: a table cannot be read, tables differ in their columns, no column is the label, or what is there may
             be read in two ways and nobody can be asked.
     """
-    table = _read(files.root, paths)
+    table = _read(files.root, paths, chosen)
     own = [name for name in table.columns if not name.startswith("@")]
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
@@ -80,14 +102,12 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     return _rows(files, table, own, chosen)
 
 
-def _read(root: Path, paths: Sequence[Path]) -> pd.DataFrame:
+def _read(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
     base = root if root.is_dir() else root.parent
-    stems = [path.stem for path in paths]
-    by_split = all(name.lower() in SPLIT_OF for name in stems) and len(paths) > 1
-    nested = paths[0].parent != base
+    named = _named(base, paths)
     found: list[pd.DataFrame] = []
-    for path in paths:
+    for path, (site, split) in zip(paths, named, strict=True):
         try:
             table = read_table(path)
         except DataError as error:
@@ -97,14 +117,54 @@ def _read(root: Path, paths: Sequence[Path]) -> pd.DataFrame:
         if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
             odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
             raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
-        named = path.parent.name if nested else path.stem if len(paths) > 1 and not by_split else ""
-        beside = {
-            HOME: path.parent.relative_to(base).as_posix(),
-            SITE: site_name(named) if named else "",
-            SPLIT: SPLIT_OF.get(path.stem.lower(), "") if by_split or nested else "",
-        }
-        found.append(table.assign(**beside))
+        table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
+        home = path.parent.relative_to(base).as_posix()
+        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
     return pd.concat(found, ignore_index=True)
+
+
+def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """The site and the split that each table's name and folder say; "" where they say none.
+
+    Raises:
+        UserError: some names are splits and others are not, or two tables differ in their endings alone.
+    """
+    stems = [path.stem for path in paths]
+    if twins := [name for name, n in Counter(str(path.with_suffix("")) for path in paths).items() if n > 1]:
+        raise UserError(f"init: {Path(twins[0]).name} is there in two formats: leave one of them")
+    parts = [_split_in(stem) for stem in stems]
+    nested = paths[0].parent != base
+    if nested:
+        above = [path.parent.name for path in paths]
+        splits = [split_word(name) for name in above]
+        if all(splits):
+            return [(site_name(stem), split) for stem, split in zip(stems, splits, strict=True)]
+        return [(site_name(name), split_word(stem)) for name, stem in zip(above, stems, strict=True)]
+    if len(paths) == 1:
+        return [("", split_word(stems[0]))]
+    with_split = [bool(split) for _, split in parts]
+    if all(with_split):
+        return [(site_name(rest) if rest else "", split) for rest, split in parts]
+    if any(with_split):
+        odd = next(path.name for path, has in zip(paths, with_split, strict=True) if not has)
+        other = next(path.name for path, has in zip(paths, with_split, strict=True) if has)
+        raise UserError(
+            f"init: {other} is named by a split and {odd} is not: expected tables named by sites or by splits"
+        )
+    return [(site_name(stem), "") for stem in stems]
+
+
+def _split_in(stem: str) -> tuple[str, str]:
+    """ "charite_train" -> ("charite", "training"); ("", split) of a split's name alone; (stem, "") of another."""
+    if word := split_word(stem):
+        return "", word
+    match = re.fullmatch(r"(.+)[_\-. ]([^_\-. ]+)", stem)
+    if match and (word := split_word(match[2])):
+        return match[1], word
+    match = re.fullmatch(r"([^_\-. ]+)[_\-. ](.+)", stem)
+    if match and (word := split_word(match[1])):
+        return match[2], word
+    return stem, ""
 
 
 def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
@@ -121,6 +181,12 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
             raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
         return str(given)
     fits = [name for word in NAMES[role] for name in columns if bare(name) == word]
+    if role == "patient":
+        fits = [name for name in columns if is_patient_column(name)]
+    if role == "site" and not fits:
+        fits = [name for name in columns if bare(name).endswith(OF_SITES)]
+    if role == "split" and not fits:
+        fits = [name for name in columns if table[name].map(lambda cell: bool(split_word(cell))).all()]
     fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
     if len(fits) < 2 or role == "split":
         return fits[0] if fits else ""
@@ -133,6 +199,12 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
         return fits[0]
     readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", f"--{role} {name}") for name in fits]
     return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
+
+
+def is_patient_column(name: str) -> bool:
+    """Whether a column's name says that it holds the patient's."""
+    plain = bare(name)
+    return plain in IDENTIFIERS or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
 
 
 def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
@@ -164,12 +236,15 @@ def _places(table: pd.DataFrame, name: str, index: Mapping[str, str]) -> list[st
 
 def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping[str, str], *, masks: bool) -> str:
     """The column most of whose cells name images (or masks); the first of equals."""
-    best, most = "", HALF
+    best, most = "", (False, 0.0, 0.0)
     for name in columns if index else ():
-        filled = int((~table[name].map(is_missing)).sum())
+        filled = table[name][~table[name].map(is_missing)]
         hits = sum(bool(path) and naming.is_mask(path) == masks for path in _places(table, name, index))
-        if filled and hits / filled > most:
-            best, most = name, hits / filled
+        if len(filled) and hits / len(filled) > HALF:
+            # Ages may be names of files, too: a column of files says so, or has none twice.
+            rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
+            if rank > most:
+                best, most = name, rank
     return best
 
 
@@ -184,16 +259,34 @@ def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str
     return ""
 
 
+def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
+    """The one level of folders or names that explains most images; a folder's name must stand for one folder alone."""
+    hits = {name: float(levels[name].isin(rows).mean()) for name in levels.columns if name not in ("image", SPLIT)}
+    level = max(hits, key=lambda name: hits[name])
+    near = [name for name in hits if name != level and hits[name] > HALF * hits[level] and name != NAME]
+    if near:
+        raise UserError(
+            f"init: {key} names folders of {level} and of {near[0]}: expected one level; rename one of them"
+        )
+    if level.startswith(FOLDER):
+        above = levels["image"].map(lambda path: path.split("/"))
+        whole = [
+            tuple(parts[: parts.index(name)]) if name in parts else () for parts, name in zip(above, levels[level])
+        ]
+        per = pd.Series(whole).groupby(levels[level].to_numpy()).nunique()
+        twice = [name for name in per.index[per > 1] if name in rows]
+        if twice:
+            raise UserError(f"init: {key} {shown(twice[0])} names several folders: expected one folder for each row")
+    return level
+
+
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
     """Images whose label stands in a table of patients."""
     rows = {cell: k for k, cell in enumerate(table[key])}
     images = [path for path in files.images if not naming.is_mask(path)]
     levels = level_table(files, images, Choices())
-    names = levels.get(NAME, pd.Series([""] * len(images)))
-    where = []
-    for path, name in zip(images, names, strict=True):
-        parts = [*PurePosixPath(path).parts[:-1], name]
-        where.append(next((rows[part] for part in parts if part in rows), -1))
+    level = _level_of(levels, rows, key)
+    where = [rows.get(name, -1) for name in levels[level]]
     kept = [k for k, row in enumerate(where) if row >= 0]
     joined = table.iloc[[where[k] for k in kept]].reset_index(drop=True).assign(**{HOME: "."})
     image = "@image"
@@ -209,7 +302,7 @@ def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> l
     if column:
         if empty := int(table[column].map(is_missing).sum()):
             raise UserError(f"init: {column}: expected the site of every row, {empty} have none")
-        names = {cell: site_name(cell) for cell in table[column].unique()}
+        names = site_names(table[column].unique())
         return [names[cell] for cell in table[column]]
     root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
     return [site or root for site in (table[SITE] if chosen.site != "none" else [""] * len(table))]
@@ -218,14 +311,16 @@ def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> l
 def _splits(table: pd.DataFrame, column: str) -> list[str]:
     if not column:
         return list(table[SPLIT])
-    words = {cell: SPLIT_OF.get(cell.lower(), "") for cell in table[column].unique()}
+    words = {cell: split_word(cell) for cell in table[column].unique()}
+    if odd := [cell for cell, word in words.items() if not word and not is_missing(cell)]:
+        raise UserError(f"init: {column}: expected training, validation or testing, got {shown(odd[0])}")
     return [words[cell] for cell in table[column]]
 
 
 def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict[str, str]:
     found = {name: _role(name, table, columns, chosen) for name in ("site", "patient", "split")}
     split = found["split"]
-    if split and not any(cell.lower() in SPLIT_OF for cell in table[split].unique()):
+    if split and not any(split_word(cell) for cell in table[split].unique()):
         found["split"] = ""
     return found
 
@@ -256,14 +351,13 @@ def _images(
     if not images:
         raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
     labels = [text for text, keep in zip(texts, there & labelled, strict=True) if keep]
-    sites = _sites(files, kept, role["site"], chosen)
+    sites = _sites_of_images(files, kept, images, role["site"], chosen)
+    _check_once(images, labels)
     if role["patient"]:
-        patients = ["" if is_missing(cell) else cell for cell in kept[role["patient"]]]
-        whence = f"column {role['patient']}"
+        patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
     else:
-        patients, whence = patients_of(
-            level_table(files, images, chosen), sites, _folder_of_patients(files, images), chosen
-        )
+        folder = _folder_of_patients(files, images)
+        patients, whence = patients_of(level_table(files, images, chosen), sites, folder, chosen)
     groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
     examples = [
         Example(*one)
@@ -287,6 +381,49 @@ def _images(
     return Found("classification", f"a table of images with column {label}", examples, names, {}, whence, notes)
 
 
+def _sites_of_images(
+    files: Files, table: pd.DataFrame, images: Sequence[str], column: str, chosen: Choices
+) -> list[str]:
+    """The site of each row: its column's or its table's, else that of the folders in which the images lie."""
+    if column or chosen.site == "none" or (table[SITE] != "").all():
+        return _sites(files, table, column, chosen)
+    levels = level_table(files, images, chosen).drop(columns=["image", SPLIT])
+    role = roles(levels, replace(chosen, site="", label="", patient="none"), labelled=False)
+    if not role.site:
+        return _sites(files, table, column, chosen)
+    names = site_names(levels[role.site].unique())
+    return [names[name] for name in levels[role.site]]
+
+
+def _of_patients(cells: pd.Series) -> list[str]:
+    """The patients of a column; UserError where some are blank: nobody can tell whose these rows are."""
+    blank = cells.map(is_missing)
+    if blank.any() and not blank.all():
+        text = f"{int(blank.sum())} of {len(cells)} rows have none"
+        raise UserError(f"init: {cells.name}: {text}: fill them in, or --patient none takes every row for a patient")
+    return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
+
+
+def _check_once(images: Sequence[str], labels: Sequence[str]) -> None:
+    known: dict[str, str] = {}
+    for image, label in zip(images, labels, strict=True):
+        if known.setdefault(image, label) != label:
+            raise UserError(f"init: {image} has two labels, {shown(known[image])} and {shown(label)}")
+
+
+def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, chosen: Choices) -> None:
+    """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good."""
+    if patient or chosen.patient == "none":
+        return
+    copies = table.duplicated(list(columns))
+    telling = any(table[name].nunique() > HALF * (len(table) - int(copies.sum())) for name in columns)
+    if telling and copies.mean() > COPIES:
+        text = f"{int(copies.sum())} of {len(table)} rows are exact copies of others"
+        raise UserError(
+            f"init: {text}: leave them out, or --patient COLUMN keeps copies together (none: other patients)"
+        )
+
+
 def _folder_of_patients(files: Files, images: Sequence[str]) -> str:
     """The level of folders that are patients, where no column says them."""
     from fairflare.app.intake.levels import is_patient_level
@@ -307,16 +444,16 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     kept = table[~missing].reset_index(drop=True)
     if kept.empty:
         raise UserError(f"init: {label}: expected labels, every row has none")
+    kept[label] = same_numbers(kept[label])
     check_outcome(label, kept[label], chosen)
     names = class_names(kept[label], chosen.classes)
+    _check_copies(kept, columns, role["patient"], chosen)
     sites = _sites(files, kept, role["site"], chosen)
     taken = [label, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = predictors(kept[list(columns)], kept[label], taken, pd.Series(sites), chosen)
     cells = pd.DataFrame(found.cells).to_dict("records")
-    patients = (
-        ["" if is_missing(cell) else cell for cell in kept[role["patient"]]] if role["patient"] else [""] * len(kept)
-    )
+    patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
     splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
     examples = [
         Example(site, "", text, split, patient, own, row)

@@ -27,6 +27,18 @@ CLASSES = """normal abnormal benign malignant healthy sick ill diseased disease 
     lived male female birads acr kl ja nein oui non si sí gesund krank sano malade sain bright dark light"""
 """Words by which classes are called."""
 CLASS_WORDS = frozenset(CLASSES.split())
+VIEWS = """ct mr mri us xr cr dx mg pet flair t1 t2 t1w t2w dwi axial coronal sagittal left right l r od os ap pa
+    frontal lateral"""
+"""Words by which modalities and views are called."""
+VIEW_WORDS = frozenset(VIEWS.split())
+PICTURES = "slice sl s img im image view frame f z t bild scan series ser phase visit ses v part crop"
+"""What stands before the number of a picture of somebody."""
+COUNTED = frozenset(PICTURES.split())
+MASK_TEXT = "mask masks gt groundtruth truth seg segs segmentation segmentations annotation annotations"
+MASKS = frozenset(MASK_TEXT.split())
+SPLITS = re.compile(
+    r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
+)
 PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{2,}.*", re.IGNORECASE)
 NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
 YES_WORDS = "yes y true t ja j oui o si sí s sim да 1 positive present"
@@ -34,9 +46,11 @@ NO_WORDS = "no n false f nein non nej não nao нет 0 negative absent"
 YES, NO = frozenset(YES_WORDS.split()), frozenset(NO_WORDS.split())
 AFTER = re.compile(
     r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
-    r"(^|_)(los|length_of_stay|follow_?up|survival|discharge|deceased|death|died|dod|date_of_death|event|outcome|"
-    r"censor(ed|ing)?|readmi\w*|post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|tte|ttd|"
-    r"time_at_risk|surv)(_|$)|(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
+    r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
+    r"dod|tod|todes\w*|mortality|autops\w*|obdukt\w*|palliat\w*|event|outcome|censor(ed|ing)?|readmi\w*|"
+    r"post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|icu_(days|stay|los)|stay_days|tte|ttd|"
+    r"time_at_risk|surv|vital_status|last_contact|last_seen)(_|$)|"
+    r"(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
 )
 """Names of columns, in snake case, that say a time to the outcome or something after it."""
 
@@ -71,9 +85,39 @@ def says_site(name: str) -> bool:
     )
 
 
+def says_split(name: str) -> str:
+    """The split word in a name such as "train_set" or "Testdaten"; "" where it is another name."""
+    match = SPLITS.fullmatch(plain(name).strip())
+    return match[1] if match else ""
+
+
+def split_word(name: str) -> str:
+    """The split that a name says, "training", "validation" or "testing"; "" where it says none."""
+    from fairflare.app.intake.found import SPLIT_OF
+
+    return SPLIT_OF.get(name.strip().lower(), "") or SPLIT_OF.get(says_split(name).rstrip("s"), "")
+
+
+def says_view(name: str) -> bool:
+    """Whether a folder's name is that of a modality, a view or a year, and so no hospital's or patient's."""
+    words = _parts(name)
+    return bool(words) and (all(word in VIEW_WORDS for word in words) or bool(re.fullmatch(r"(19|20)\d\d", name)))
+
+
+def says_mask(name: str) -> bool:
+    """Whether a folder's name says that masks lie in it: "CT_masks", "Ground Truth"."""
+    return any(word in MASKS for word in _parts(name))
+
+
+def looks_numbered(names: Collection[str]) -> bool:
+    """Whether names are of one pattern with a number of three digits or more: TCGA_CS_4900, 1020."""
+    shapes = {re.sub(r"\d+", "#", name) for name in names}
+    return len(shapes) == 1 and all(re.search(r"\d{3,}", name) for name in names)
+
+
 def says_class(name: str) -> bool:
-    """Whether a folder's name is that of a class: a known word, or a small number."""
-    return bool(NUMBERED_CLASS.fullmatch(name)) or any(
+    """Whether a folder's name is that of a class: a known word, or one such as "grade" with a small number."""
+    return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
         part in CLASS_WORDS or (part.startswith("non") and part[3:] in CLASS_WORDS) for part in _parts(name)
     )
 

@@ -15,7 +15,8 @@ IMAGE_WORDS = "image images img imgs imagestr imagests imagesval scan scans pict
 FOLDERS = frozenset(MASK_WORDS.split())
 IMAGE_FOLDERS = frozenset(IMAGE_WORDS.split())
 """Folder names, in lower case, that say what lies in them and nothing of site or class."""
-AFTER = re.compile(r"(.+?)[_\-. ](masks?|segs?|segmentations?|labels?|gt|groundtruth|annotations?)", re.IGNORECASE)
+WORDS = r"(masks?|segs?|segmentations?|labels?|gt|groundtruth|annotations?)"
+AFTER = re.compile(rf"(.+?)[_\-. ]{WORDS}(?:[_\-. ]?\d+)?", re.IGNORECASE)
 BEFORE = re.compile(r"(masks?|segs?|segmentations?|gt)[_\-. ](.+)", re.IGNORECASE)
 IMAGE_AFTER = re.compile(r"(.+?)([_\-. ](image|img)|_0000)", re.IGNORECASE)
 
