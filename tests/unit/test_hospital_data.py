@@ -9,6 +9,7 @@ import pytest
 
 import dicom_sets
 import hospital_folders
+import hospital_habits
 import hospital_tables
 from fairflare.app.cli import main
 from fairflare.app.intake.found import Choices
@@ -174,3 +175,67 @@ def test_what_names_say():
         map(known_after, ("days_to_event", "lengthOfStay", "Days_hospital_to_outcome", "death_date", "follow_up"))
     )
     assert not any(map(known_after, ("age", "time_since_diagnosis", "systolic", "previous_stroke")))
+
+
+@pytest.mark.parametrize("name", hospital_habits.HABITS)
+def test_what_cannot_be_read_right_is_refused_in_a_line(name, tmp_path, capsys):
+    root = tmp_path / "data"
+    root.mkdir()
+    says = hospital_habits.HABITS[name](root)
+    code, out, err = call(capsys, "init", root, "--yes")
+    if says:
+        assert code == 2 and err.count("\n") == 1 and not out and all(part in err for part in says), err
+        assert not (root / INSIDE).exists()
+    else:
+        assert code == 0, err
+
+
+def test_folders_give_the_sites_that_a_table_lacks(tmp_path):
+    hospital_habits.table_beside_hospitals(tmp_path)
+    assert look(tmp_path, Choices()).found.sites == ["Klinik A", "Klinik B"]
+
+
+def test_a_column_of_files_is_taken_for_the_images(tmp_path):
+    hospital_habits.ages_that_are_file_names(tmp_path)
+    found = {one.image: one.label for one in look(tmp_path, Choices()).found.examples}
+    assert found == {f"{k}.png": ("ill", "well")[k % 2] for k in range(1, 61)}
+
+
+def test_dates_that_may_mean_two_days_are_left_out(tmp_path):
+    hospital_habits.dates_of_two_kinds(tmp_path)
+    found = look(tmp_path, Choices(since="born")).found
+    assert "seen" not in next(csv.reader([found.options["features"]]))
+    assert any("nothing says if day or month comes first: seen" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "patients"),
+    [
+        (("P07_slice3", "P07_slice4"), 12),
+        (("T{p}-0-1", "T{p}-0-2"), 12),
+        (("slice00_P{p}", "slice01_P{p}"), 12),
+        (("{p}-L", "{p}-R"), 12),
+    ],
+)
+def test_the_part_of_a_name_that_is_the_patient(names, patients, tmp_path):
+    drawn = hospital_folders.Drawn()
+    for p in range(12):
+        for name in names:
+            text = name.replace("07", f"{p:02d}") if "{p}" not in name else name.format(p=f"{p:02d}")
+            drawn.save(tmp_path / "site-1" / ("normal", "tumor")[p % 2] / f"{text}.png", p % 2)
+    found = look(tmp_path, Choices()).found
+    assert len({one.patient for one in found.examples}) == patients
+    splits = defaultdict(set)
+    for one in found.examples:
+        splits[one.patient].add(one.split)
+    assert all(len(where) == 1 for where in splits.values())
+
+
+def test_spellings_of_one_patient_stay_together(tmp_path):
+    table = hospital_tables.cohort()
+    table["patient_id"] = [("p{:03d}", "P{:03d}")[k % 2].format(k // 4) for k in range(len(table))]
+    table.to_csv(tmp_path / "cohort.csv", index=False)
+    splits = defaultdict(set)
+    for one in look(tmp_path, Choices()).found.examples:
+        splits[one.site, one.patient.lower()].add(one.split)
+    assert all(len(where) == 1 for where in splits.values())

@@ -189,7 +189,11 @@ def _may_be_patient(parts: Sequence[str], place: int) -> bool:
     part = parts[place].lower()
     word = part.rstrip("0123456789")
     last_number = place > 0 and place == len(parts) - 1 and part.isdigit()
-    return any(sign.isdigit() for sign in part) and word not in COUNTED and not last_number
+    return (
+        any(sign.isdigit() for sign in part)
+        and (word not in COUNTED or (place == 0 and len(word) == 1))
+        and not last_number
+    )
 
 
 def _nests(first: Sequence[str], other: Sequence[str]) -> bool:

@@ -179,7 +179,23 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
         return nifti.read(path, k, window="" if mask else window)
     if k:
         raise DataError("not_2d", f"{path.name}: expected frame 0 of a picture, got {k}")
-    return _natural(_picture(path))
+    return _picture_of(path, mask)
+
+
+def _picture_of(path: Path, mask: bool) -> Stored:
+    """A PNG or JPEG; a palette's numbers are colours, but in a mask they are its structures."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            mode = file.mode
+            if mode == "P" and not mask:
+                colours = np.asarray(file.convert("RGB"), dtype=np.float32)
+                return Stored(np.moveaxis(colours, -1, 0), natural=True)
+    except Exception as error:  # decoders raise whatever their libraries do
+        raise unreadable(path, type(error).__name__) from None
+    pixels = _picture(path)
+    return Stored(pixels, natural=not mode.startswith(("I", "F"))) if not mask else _natural(pixels)
 
 
 def _natural(pixels: np.ndarray) -> Stored:
