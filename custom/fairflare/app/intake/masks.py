@@ -87,4 +87,4 @@ def _some_slices(root: Path, path: str) -> list[int | None]:
     """Evenly spaced slices of a volume; None: the file is one."""
     if path.lower().endswith(FLAT) or (n := slices_of(root, path)) == 1:
         return [None]
-    return sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})
+    return [*sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})]
