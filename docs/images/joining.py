@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/joining.svg, what joining gives each of four hospitals, from docs/results/heart-joining/tables.csv.
+"""Draws docs/images/joining.svg, Brier scores of four hospitals against their own models', from docs/results/drift.
 
 python docs/images/joining.py
 """
@@ -11,15 +11,16 @@ from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE.parent / "results" / "heart-joining" / "tables.csv"
+TABLE = HERE.parent / "results" / "drift" / "differences.csv"
 ARMS = {
-    "m1": ("FedAvg", "a"),
-    "m2": ("FedAvg, every hospital weighs the same", "b"),
-    "m3": ("Ditto, each hospital its own model", "c"),
+    "preset": ("FedAvg, local training by Adam (the preset)", "a"),
+    "whole": ("FedAvg without client drift: one full-batch step per round", "b"),
+    "fedavg+intercept": ("FedAvg by Adam, then one intercept per hospital", "c"),
 }
-"""Column of the table, the number of the arm in the command -> its words, and its colour."""
-WIDTH, LEFT, RIGHT, TOP, ROW = 860, 170, 20, 96, 64
-LOW, HIGH = -0.32, 0.08
+"""Arm of the table -> its words, and its colour."""
+HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "VA")
+WIDTH, LEFT, RIGHT, TOP, ROW = 860, 170, 20, 132, 64
+LOW, HIGH = -0.06, 0.16
 STYLE = """
 text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1b2733 }
 .title { font-size: 17px; font-weight: 600 } .soft { fill: #51606e; font-size: 12.5px }
@@ -35,18 +36,19 @@ text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1b273
 
 
 def main() -> None:
-    """One row per hospital, one mark with its 95 % interval per way to join."""
+    """One row per hospital, one mark with its 95 % interval per arm."""
     (HERE / "joining.svg").write_text(drawn(rows()), encoding="utf-8")
 
 
 def rows() -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Hospital -> arm -> mean difference in accuracy from training alone, and its interval over seeds."""
-    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    """Hospital -> arm -> mean difference in Brier score from its own model, and its interval over deals of patients."""
+    found: dict[str, dict[str, tuple[float, float, float]]] = {hospital: {} for hospital in HOSPITALS}
     with TABLE.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            if line["table"] == "joining" and not line["group"] and line["column"] in ARMS:
-                value, low, high = (float(line[key]) for key in ("value", "low", "high"))
-                found.setdefault(line["row"], {})[line["column"]] = value, low, high
+            of = (line["task"], line["versus"], line["metric"])
+            if of == ("heart", "solo", "brier") and line["over"] in found and line["arm"] in ARMS:
+                mean, low, high = (float(line[key]) for key in ("mean", "low", "high"))
+                found[line["over"]][line["arm"]] = mean, low, high
     return found
 
 
@@ -59,31 +61,24 @@ def drawn(found: dict[str, dict[str, tuple[float, float, float]]]) -> str:
     """The picture, whose colours follow the reader's light or dark page."""
     bottom = TOP + ROW * len(found)
     parts = [f'<rect class="back" width="{WIDTH}" height="{bottom + 52}" rx="6"/>']
-    parts.append(text(16, 28, "What joining gives each hospital", "title"))
-    parts.append(text(16, 48, "Accuracy of the model that serves its patients, minus that of its own model", "soft"))
-    x = 16.0
-    for words, colour in ARMS.values():
-        parts.append(f'<circle class="{colour}" cx="{x + 6:.0f}" cy="70" r="5"/>' + text(x + 17, 75, words))
-        x += 44 + 7.1 * len(words)
-    for tenth in range(-3, 1):
-        value = tenth / 10
-        kind = "zero" if tenth == 0 else "grid"
+    parts.append(text(16, 28, "Joining a federation: averaging or local training?", "title"))
+    parts.append(
+        text(16, 48, "Brier score after joining, minus that of the hospital's own model; right is worse", "soft")
+    )
+    for number, (words, colour) in enumerate(ARMS.values()):
+        y = 70 + 19 * number
+        parts.append(f'<circle class="{colour}" cx="22" cy="{y}" r="5"/>' + text(33, y + 5, words))
+    for value in (-0.05, 0.0, 0.05, 0.1, 0.15):
+        kind = "grid" if value else "zero"
         parts.append(f'<path class="{kind}" d="M{place(value):.1f} {TOP - 6}V{bottom}"/>')
-        parts.append(
-            text(place(value), bottom + 18, "the same as alone" if not tenth else signed(value), "soft", "middle")
-        )
+        words = f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") if value else "as alone"
+        parts.append(text(place(value), bottom + 18, words, "soft", "middle"))
     for number, (hospital, arms) in enumerate(found.items()):
         parts += hospital_row(hospital, arms, TOP + ROW * number)
-    parts.append(
-        text(
-            16,
-            bottom + 42,
-            "Real patients (UCI Heart Disease, CC BY 4.0). 8 seeds; 95 % intervals over seeds, not over patients.",
-            "soft",
-        )
-    )
+    note = "920 real patients (UCI Heart Disease, CC BY 4.0), shared out 20 times; 95 % intervals over patients."
+    parts.append(text(16, bottom + 42, note, "soft"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 52}" role="img"'
-    label = "What joining gives each of four hospitals: difference in accuracy from training alone"
+    label = "Brier score of four hospitals after joining, minus that of their own models, for three ways to train"
     return f'{head} aria-label="{label}">\n<style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
 
 
@@ -95,8 +90,7 @@ def hospital_row(hospital: str, arms: dict[str, tuple[float, float, float]], top
         y = top + 10 + 18 * number
         parts.append(f'<path class="{colour} line" d="M{place(low):.1f} {y}H{place(high):.1f}"/>')
         parts.append(f'<circle class="{colour}" cx="{place(value):.1f}" cy="{y}" r="4.5"/>')
-        beside, anchor = (place(low) - 9, "end") if value < 0 else (place(high) + 9, "start")
-        parts.append(text(beside, y + 4.5, signed(value), f"{colour} value", anchor))
+        parts.append(text(place(high) + 9, y + 4.5, signed(value), f"{colour} value"))
     return parts
 
 

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from printed_commands import ROOT, Printed, printed_commands
 
+from external_data import write_hospital
 from fairflare.app import cli
 from fairflare.build import tasks
 from fairflare.core import plugins, registry, user_code
@@ -55,6 +56,7 @@ ELSEWHERE = {
     r"python docs/write_catalogue.py": "tests/unit/test_catalogue.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",
+    r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
     r"python docs/results/recalibration.py": "tests/docs/test_results.py::test_recalibration_is_measured_at_toy_size",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
     r"fairflare paper \S+": "tests/unit/papers/test_paper_command.py",
@@ -101,6 +103,7 @@ def world(tmp_path_factory):
             write_images(folder / name, masks=masks)
         write_class_folders(folder / "hospitals")
         write_tables(folder / "tables")
+        write_hospital(folder / "harbour.csv")
         write_code(folder)
         for name in ("my_net.py", "my_data.py"):  # as the task's default, three channels of 64 pixels
             text = (folder / name).read_text().replace("Conv2d(1,", "Conv2d(3,")
@@ -197,9 +200,10 @@ def test_every_pattern_is_printed_somewhere():
 
 def test_make_runs_what_it_says():
     makefile = (ROOT / "Makefile").read_text()
-    assert re.search(
-        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \S+ --task heart:full .*--solo --env sim ", makefile, re.M
+    demo = (
+        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \$\(NO_DRIFT\) ditto --task heart:full .*--solo --env sim "
     )
+    assert re.search(demo, makefile, re.M)
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)
     assert re.search(r"^test: .*\n(\t.*\n)*\t@\$\(BIN\)/python -m pytest", makefile, re.M)
     assert "make test" in (ROOT / ".ci" / "run").read_text()

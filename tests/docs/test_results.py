@@ -108,26 +108,51 @@ def test_the_picture_of_joining_is_drawn_from_its_table():
     drawn = runpy.run_path(str(ROOT / "docs" / "images" / "joining.py"))
     picture = (ROOT / "docs" / "images" / "joining.svg").read_text(encoding="utf-8")
     assert drawn["drawn"](drawn["rows"]()) == picture
-    table = (RESULTS / "heart-joining" / "compare.md").read_text(encoding="utf-8")
     values = re.findall(r' value"[^>]*>([+\u2212]\d\.\d{3})<', picture)
-    assert len(values) == 12 and all(f"| {value} [" in table for value in values)
+    with (RESULTS / "drift" / "differences.csv").open(encoding="utf-8", newline="") as file:
+        rows = {
+            (row["over"], row["arm"]): float(row["mean"])
+            for row in csv.DictReader(file)
+            if (row["task"], row["versus"], row["metric"]) == ("heart", "solo", "brier")
+        }
+    expected = [rows[hospital, arm] for hospital in drawn["HOSPITALS"] for arm in drawn["ARMS"]]
+    assert [float(value.replace("\u2212", "-")) for value in values] == pytest.approx(expected, abs=5.1e-4)
 
 
-def test_what_readme_says_of_joining_is_what_the_intervals_say():
-    """Three of four lose under FedAvg, two in the other arms."""
-    table = (RESULTS / "heart-joining" / "compare.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^\| Sites that lose, by the interval \| (.*) \|$", table, flags=re.M)
-    assert line.split(" | ") == ["3 of 4", "2 of 4", "2 of 4"]
+def test_what_readme_says_of_its_picture_is_what_the_intervals_say():
+    """Switzerland alone loses with the preset's training; without drift, or with intercepts, none loses or gains."""
+    with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
+        counts = {
+            row["arm"]: [row[key] for key in ("gains", "cannot_be_told", "loses")]
+            for row in csv.DictReader(file)
+            if (row["task"], row["metric"]) == ("heart", "brier")
+        }
+    with (RESULTS / "drift" / "differences.csv").open(encoding="utf-8", newline="") as file:
+        keys = ("task", "arm", "versus", "metric", "verdict")
+        wanted = ("heart", "preset", "solo", "brier", "worse")
+        losing = [row["over"] for row in csv.DictReader(file) if tuple(row[key] for key in keys) == wanted]
     words = " ".join(README.split())
-    assert "three of four lose under plain FedAvg, two with equal weights or a model for each hospital" in words
-    study = " ".join((RESULTS / "STUDY.md").read_text(encoding="utf-8").split())
-    assert "<!-- count: heart-full | fedavg | accuracy | loses=1 -->" in study
-    assert "<!-- claim: heart-full | fedavg | solo | Switzerland | accuracy | worse -->" in study
-    assert "<!-- count: heart-full | * | accuracy | gains_together_most=0 -->" in study
-    assert "by intervals for all four no method makes accuracy better at any of them" in words
-    solo = json.loads((RESULTS / "heart-joining" / "compare.json").read_text())["methods"][0]
-    own = solo["detail"]["sites"]["balanced_accuracy"]["Switzerland"]
-    assert solo["method"]["id"] == "solo" and own["low"] == own["high"] == 0.5
+    assert counts["preset"] == ["0", "3", "1"] and losing == ["mean", "Switzerland"]
+    assert "With the preset's local training (a new Adam in each round) Switzerland loses." in words
+    assert counts["whole"] == ["0", "4", "0"]
+    assert "leaves no room for client drift, no hospital is shown to lose, and none to gain" in words
+    assert counts["fedavg+intercept"] == ["0", "4", "0"]
+    assert "after one intercept per hospital none is shown to lose either" in words
+    with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
+        wanted = ("ist", "whole", "brier")
+        (found,) = [row for row in csv.DictReader(file) if (row["task"], row["arm"], row["metric"]) == wanted]
+    assert f"{found['loses']} of {found['of']} are shown to lose without client drift, too" in words
+
+
+def test_the_demo_shows_an_arm_that_corrects_for_drift():
+    """With the learning rate that was chosen for it on validation patients."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (method,) = re.findall(r"^NO_DRIFT := (.*)$", makefile, flags=re.M)
+    with (RESULTS / "drift" / "chosen.csv").open(encoding="utf-8", newline="") as file:
+        keys = ("task", "arm", "chosen")
+        wanted = ("heart", "scaffold", "True")
+        chosen = [row["candidate"] for row in csv.DictReader(file) if tuple(row[key] for key in keys) == wanted]
+    assert chosen == [method] and "compare fedavg $(NO_DRIFT) ditto" in makefile
 
 
 def test_readme_is_short_and_names_the_owners_of_the_data():

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A POC of four sites over mTLS: three ways to submit, the bits of the in-process run, and nothing left running."""
 
+import csv
 import re
 import socket
 
+import numpy as np
 import psutil
 import pytest
 from federation_processes import Federation, check_run, federation, in_process, until
+
+from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
+from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
 ADMIN, LEAD = "admin@hub.org", "lead@hub.org"
@@ -63,6 +68,41 @@ def test_fedufo_through_the_console_from_given_weights(poc, tmp_path):
     assert job and "fedufo_support2" in told, told
     run, _ = poc.finish(job[1], LEAD)
     check_run(run, expected)
+
+
+def test_a_model_is_evaluated_at_sites_that_never_trained(poc, tmp_path):
+    """Two of the POC's sites have labelled tables of their own, one of them with a larger minimum."""
+    in_process(tmp_path / "run", "fedavg", "--datalists", write_tables(tmp_path / "trained"), *OWN, "--rounds", "2")
+    least = {"site-1": 10, "site-3": 120}
+    tables = {site: write_hospital(tmp_path / "new" / f"{site}.csv", seed=k) for k, site in enumerate(least)}
+    configured = [poc.kits / site / "local" / "fairflare_site.yaml" for site in tables]
+    try:
+        for path, (site, table) in zip(configured, tables.items(), strict=True):
+            path.write_text(f"data_root: {table.parent}\ndatalist: {table.name}\nmin_count: {least[site]}\n")
+        where = ["--env", "poc", "--kit", poc.kits / LEAD, "--sites", ",".join(tables)]
+        poc.fairflare("evaluate", tmp_path / "run", *where, "--out", tmp_path / "far")
+    finally:
+        for path in configured:
+            path.unlink(missing_ok=True)
+    found = evaluation(tmp_path / "far")
+    assert list(found["sites"]) == list(tables) and not found["rejected"]
+    for site, table in tables.items():
+        poc.fairflare("predict", tmp_path / "run", table, "--out", tmp_path / f"p-{site}")
+        with (tmp_path / f"p-{site}" / "predictions.csv").open(newline="") as file:
+            p = np.array([float(row["p_died"]) for row in csv.DictReader(file)])
+        y = np.array([row["outcome"] == "died" for row in cells(table)]).astype(int)
+        sex, one = np.array([row["sex"] for row in cells(table)]), found["sites"][site]
+        if site == "site-1":
+            assert same_figures(one, recomputed(y, p, sex))
+            assert one["metrics"]["auc_ovo"]["low"] < one["metrics"]["auc_ovo"]["value"]
+        else:
+            assert one["metrics"]["auc_ovo"]["value"] == pytest.approx(recomputed(y, p)["auc_ovo"])
+            assert one["metrics"]["auc_ovo"]["low"] is None and one["calibration"]["slope"]["value"] is None
+        assert all(n >= least[site] for name in ("n", "positives", "flagged") for n in numbers_of(one, name))
+    poc.fairflare("verify", tmp_path / "far")
+    names = ("evaluation.json", "evaluation.html", "audit.jsonl")
+    text = "".join((tmp_path / "far" / name).read_text() for name in names)
+    assert "PAT-" not in text and str(tmp_path) not in text
 
 
 def test_the_wait_ends_and_the_job_goes_on(poc, tmp_path):

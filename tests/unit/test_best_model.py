@@ -14,10 +14,11 @@ from fairflare.core.errors import UserError
 from fairflare.federation import best, loop
 from fairflare.federation.audit import AuditLog, model_hash, verify
 from fairflare.federation.best import Candidate, Choice
-from fairflare.federation.files import BEST, BEST_MODELS, MODEL, read_model
+from fairflare.federation.files import BEST, BEST_MODELS, MODEL, read_json, read_model
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.model_files import ModelFiles
+from fairflare.inference.opened import open_run
 from fairflare.report.write import verify_run, write_report
 from helpers import Accuracy, initial_model, make_federation, make_sites
 
@@ -263,6 +264,23 @@ def test_the_headline_may_be_the_chosen_models(tmp_path):
     assert found["chosen"]["test"]["last"]["mean"] != found["fairness"]["mean"]
 
 
+def test_what_follows_a_run_is_of_the_model_that_its_headline_is_of(tmp_path):
+    """What joining gives, calibration and the step after the last round; and the model that predicts."""
+    run_local(config(best_by="mean", headline="best", lr=0.3, solo=True, after="recalibrate"), tmp_path)
+    found = write_report(tmp_path)["detail"]
+    assert not found["chosen"]["is_last"]
+    sha256 = found["chosen"]["model_sha256"]
+    line = next(entry for entry in verify(tmp_path / "audit.jsonl") if entry["event"] == "best")
+    assert all("clinical" in own for own in line["sites"].values())
+    joined = found["benefit"]["metrics"][found["headline"]]["sites"]
+    assert [row["federated"] for row in joined] == [row["value"] for row in found["sites"]]
+    fitted = [read_json(path) for path in (tmp_path / "sites").glob("*.after.json")]
+    assert fitted and {own["model"] for own in fitted} == {sha256}
+    assert model_hash(open_run(tmp_path, plain=True).parts.network.state_dict()) == sha256
+    last = open_run(tmp_path, which="final", plain=True)
+    assert model_hash(last.parts.network.state_dict()) != sha256
+
+
 def test_verify_covers_the_chosen_model(run, tmp_path):
     verify_run(run)
     for name, spoil, words in [
@@ -298,7 +316,7 @@ def test_another_choice_than_the_scores_make_is_found(run):
         ("fedavg", {"best_by": "trade-off", "best_weight": 1.5}, "best_weight: expected a number from 0 to 1, got 1.5"),
         ("solo", {"best_by": "worst"}, "best_by: solo gives sites models of their own"),
         (
-            "fedavg",
+            "ditto",
             {"best_by": "mean", "headline": "best", "after": "recalibrate"},
             "headline: expected final with after=recalibrate",
         ),

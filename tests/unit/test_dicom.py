@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DICOM and NIfTI slices become what their headers say, or one line says what is wrong with them."""
 
+import io
 import json
 import struct
 import tracemalloc
@@ -10,6 +11,7 @@ import numpy as np
 import pydicom
 import pytest
 import torch
+from PIL import Image
 from pydicom.dataset import Dataset
 
 import dicom_sets
@@ -251,6 +253,21 @@ def test_compressed_files_are_those_that_were_compressed(tmp_path):
         assert found.file_meta.TransferSyntaxUID == pydicom.uid.RLELossless
         plain = write(tmp_path / "plain.dcm", found.pixel_array, modality="MR")
         assert torch.equal(READER.image(tmp_path / name), READER.image(plain))
+
+
+@pytest.mark.parametrize(("photometric", "subsampling"), [("YBR_FULL_422", 2), ("YBR_FULL", 0), ("MONOCHROME2", 0)])
+def test_jpeg_in_dicom_has_its_colours(tmp_path, photometric, subsampling):
+    y, x = np.mgrid[:32, :32]
+    pixels = np.stack([8 * x, 8 * y, 0 * x + 128], axis=-1).astype(np.uint8)
+    pixels = pixels[..., 0] if photometric == "MONOCHROME2" else pixels
+    text = io.BytesIO()
+    Image.fromarray(pixels).save(text, "JPEG", quality=95, subsampling=subsampling)
+    found = dataset(pixels, "P1", modality="US", photometric=photometric)
+    found.file_meta.TransferSyntaxUID = pydicom.uid.JPEGBaseline8Bit
+    found.PixelData = pydicom.encaps.encapsulate([text.getvalue()])
+    save(tmp_path / "j.dcm", found)
+    image = dicom.read(tmp_path / "j.dcm").pixels
+    assert np.abs(image - np.moveaxis(np.atleast_3d(pixels), -1, 0)).mean() < 2
 
 
 @pytest.mark.parametrize(

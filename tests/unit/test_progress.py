@@ -64,6 +64,12 @@ SITES = {
     [
         (SITES, "auc", "validation auc 0.800, worst 0.700 (b)"),
         (SITES, "dice", "validation loss 0.400, worst 0.600 (b)"),
+        (
+            {"a": {"metrics": {"balanced_accuracy": 0.001}}, "b": {"metrics": {"balanced_accuracy": 0.5}}},
+            "balanced_accuracy",
+            "validation balanced accuracy 0.251, worst 0.001 (a); near 0 at 1: the model names hardly any of the "
+            "classes that these sites have",
+        ),
         ({"a": {"metrics": {"train_loss": 0.5}}}, "auc", "training loss 0.500, worst 0.500 (a)"),
         ({"a": {"metrics": {"auc": float("nan")}}, "b": {}}, "auc", ""),
         ({}, "auc", ""),

@@ -255,6 +255,33 @@ def test_local_steps_go_on_where_the_last_round_stopped():
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len(set(map(str, together))) == 12
 
 
+@pytest.mark.parametrize(
+    ("bounds", "steps"),
+    [
+        ({"fewest_steps": 7}, 7),
+        ({"most_steps": 2}, 2),
+        ({"fewest_steps": 2, "most_steps": 9}, 3),
+        ({"fewest_steps": 2, "most_steps": 9, "epochs": 2}, 6),
+        ({"fewest_steps": 7, "local_steps": 5}, 5),
+    ],
+)
+def test_a_pass_over_a_sites_data_is_kept_within_bounds_and_goes_on_in_the_next_round(bounds, steps):
+    """24 examples in batches of 8: a pass has three steps."""
+    memory, found = {}, []
+    for t in (1, 2):
+        training = dataclasses.replace(TRAINING, **{"epochs": 1, **bounds})
+        found += [b.inputs[:, 0].tolist() for b in local_batches(work(training=training, seed=t, memory=memory))]
+        assert len(found) == t * steps
+    training = dataclasses.replace(TRAINING, local_steps=2 * steps)
+    together = [b.inputs[:, 0].tolist() for b in local_batches(work(training=training, seed=1, memory={}))]
+    assert found == together
+
+
+def test_bounds_of_local_steps_that_cross_are_refused():
+    with pytest.raises(ValueError, match="fewest_steps must be at most most_steps, 3, got 5"):
+        dataclasses.replace(TRAINING, fewest_steps=5, most_steps=3)
+
+
 def test_as_many_local_steps_as_an_epoch_has_are_the_first_epoch():
     finals = []
     for training in (TRAINING, dataclasses.replace(TRAINING, local_steps=3, epochs=7)):
@@ -263,18 +290,6 @@ def test_as_many_local_steps_as_an_epoch_has_are_the_first_epoch():
         loss = PlainTrainer().train(made)
         finals.append((loss, made.steps, state(made.network)))
     assert finals[0][:2] == finals[1][:2] and same(finals[0][2], finals[1][2])
-
-
-def test_a_round_has_whole_passes_but_so_many_steps_at_least():
-    """24 examples in batches of 8 are three steps: who has few goes on with the next pass, who has many sees all."""
-
-    def steps(**values):
-        return len(list(local_batches(work(training=dataclasses.replace(TRAINING, **values), memory={}))))
-
-    assert steps(least_steps=5, epochs=1) == 5 and steps(least_steps=2, epochs=1) == 3
-    assert steps(least_steps=2, epochs=2) == 6
-    with pytest.raises(ValueError, match="least_steps: goes with epochs, not with local_steps"):
-        dataclasses.replace(TRAINING, local_steps=3, least_steps=2)
 
 
 def test_a_round_of_local_steps_that_is_repeated_trains_to_the_same_bits(tmp_path):

@@ -10,7 +10,8 @@ import torch
 
 import dicom_sets
 from dicom_sets import dataset, save
-from fairflare.build import tasks
+from fairflare.build import plans, tasks
+from fairflare.build.config import RunConfig, make_config
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.planning import cautions, plan
 from fairflare.clinic.readers.pictures import Reader, stored
@@ -65,6 +66,30 @@ def test_the_sites_agree_on_a_window_around_the_tissue(tmp_path):
     assert fingerprint(own, "mayo", None, 10).values is None
 
 
+def test_a_window_of_the_users_is_the_one_that_mean_and_spread_are_of(tmp_path):
+    values = lists_of(tmp_path, head(tmp_path))
+    own = make_config("fedavg", "classification", values={**values, "window": "40,400"})
+    free = make_config("fedavg", "classification", values=values)
+    assert own.options["window"] == "40,400" != free.options["window"] and own.options["mean"] != free.options["mean"]
+    reader = Reader(own.options["size"], 1, window="40,400")
+    images = torch.cat([reader.image(path) for path in sorted(tmp_path.rglob("*.dcm"))])
+    assert float(own.options["mean"]) == pytest.approx(images.float().mean().item() / 255, abs=0.02)
+    for config in (own, free):
+        said = [line.partition(" ")[0] for line in plans.reasons(config)]
+        assert ("window" in said) == (config is free) and {"mean", "std", "size"} <= set(said)
+
+
+def test_a_run_that_was_begun_before_there_were_windows_is_scaled_as_it_was(tmp_path):
+    config = make_config("fedavg", "classification:small", values={"site_names": "a", "window": "percentiles"})
+    content = config.to_json()
+    assert "window" not in content["options"]
+    again = RunConfig.from_json(json.loads(json.dumps(content)))
+    assert again == config and again.sha256() == config.sha256()
+    assert (
+        make_config("fedavg", "classification:small", values={"site_names": "a"}).to_json()["options"]["window"] == ""
+    )
+
+
 def test_sites_with_other_units_are_named():
     ct, stored = (np.linspace(low, high, 100).tolist() for low, high in ((-1000.0, 400.0), (0.0, 20000.0)))
     one = {"coloured": False, "mean": [0.3], "std": [0.2], "n_train": 20}
@@ -101,6 +126,10 @@ def ct_run(request, tmp_path_factory):
     return truth, root / "data", run(root / "run", "fedavg", *own)
 
 
+def window_of(folder):
+    return json.loads((folder / "config.json").read_text())["options"]["window"]
+
+
 @pytest.mark.slow
 def test_classes_that_differ_by_an_offset_are_learned(ct_run):
     """40 Hounsfield units, the same texture, no setting: alone, and inside a head with bone in air."""
@@ -129,7 +158,7 @@ def test_files_as_they_are_exported_are_predicted_as_in_training(ct_run, tmp_pat
         assert found[f"1.2.3.{k}"]["class"] == truth[name][1]
         one, two = (float(found[file]["p_malignant"]) for file in (f"1.2.3.{k}", f"all[{k}]"))
         assert one == pytest.approx(two, abs=1e-6)
-    assert open_run(folder).task.image_inputs().reader.window == open_run(folder).config.options["window"] != ""
+    assert open_run(folder).task.image_inputs().reader.window == window_of(folder) != ""
 
 
 @pytest.mark.slow
@@ -144,6 +173,9 @@ def test_a_bundle_scales_by_the_runs_window(ct_run, tmp_path, capsys):
     code, _, err = call(capsys, "export-model", folder, "--format", "bundle", "--out", tmp_path / "bundle")
     assert code == 0, err
     assert call(capsys, "predict", folder, tmp_path / "in", "--out", tmp_path / "p")[0] == 0
+    ends = [f"{float(c) + sign * float(w) / 2:g}" for c, w in [window_of(folder).split(",")] for sign in (-1, 1)]
+    card = (tmp_path / "bundle" / "docs" / "README.md").read_text()
+    assert f"values from {ends[0]} to {ends[1]} of DICOM and NIfTI, rescaled" in card
     here, there = rows(tmp_path / "p"), rows(run_bundle(tmp_path / "bundle", tmp_path / "in", tmp_path / "out"))
     assert [row["file"] for row in here] == [row["file"] for row in there] == [f"1.2.3.{k}" for k in range(6)]
     for one, two in zip(here, there):

@@ -11,9 +11,11 @@ from fairflare.app.folders import is_run, opened
 from fairflare.build.after_run import Ended, benefit_after, step_after
 from fairflare.build.benefit import with_benefit
 from fairflare.build.config import RunConfig, with_step
+from fairflare.build.method_parts import method_parts
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import AuditLog
-from fairflare.federation.files import AUDIT, CONFIG, read_json
+from fairflare.federation.files import AUDIT, BEST, CONFIG, read_json, read_model
 from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.report.write import verified_run, write_report
 
@@ -45,6 +47,9 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+        made = method_parts(registry.get_method(config.method), config.settings, **config.parts)
+        if config.headline == "best" and made.trainer.is_shared:
+            model = read_model(folder / BEST)
         ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
         event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)
         found = taken(config, folder, ended)

@@ -66,21 +66,6 @@ def own_data(
     return chosen, pairs + ((f"labels={classes}",) if classes else ())
 
 
-def left_out(pairs: tuple[str, ...], without: Sequence[str]) -> tuple[str, ...]:
-    """``pairs`` of a folder of datalists without some of its sites; UserError for a name that is none of them."""
-    if not without:
-        return pairs
-    key = "site_names="
-    names = next((pair.removeprefix(key).split(",") for pair in pairs if pair.startswith(key)), [])
-    for name in without:
-        if name not in names:
-            raise UserError(f"--without: {unlisted('site', name, names or ['none: it goes with --data DIR'])}")
-    kept = [name for name in names if name not in without]
-    if not kept:
-        raise UserError(f"--without: expected some of the sites, got all {len(names)}")
-    return tuple(f"{key}{','.join(kept)}" if pair.startswith(key) else pair for pair in pairs)
-
-
 def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
     """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
 
@@ -103,6 +88,28 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
     """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
     keys = {pair.partition("=")[0].strip().removeprefix("task.") for pair in given}
     return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+
+
+def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
+    """``pairs`` whose ``site_names`` lack those that are left out.
+
+    Raises:
+        UserError: no pair names the sites, one is not among them, or none would be left.
+    """
+    if not left_out:
+        return pairs
+    given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
+    if "site_names" not in given:
+        raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
+    pair = given["site_names"]
+    names = [name.strip() for name in pair.partition("=")[2].split(",")]
+    for one in left_out:
+        if one not in names:
+            raise UserError(f"--without: {unlisted('site', one, names)}")
+    rest = ",".join(name for name in names if name not in left_out)
+    if not rest:
+        raise UserError("--without: no site would be left")
+    return tuple(f"{one.partition('=')[0]}={rest}" if one is pair else one for one in pairs)
 
 
 def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:

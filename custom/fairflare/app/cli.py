@@ -15,6 +15,7 @@ from fairflare.app.commands.compare import compare
 from fairflare.app.commands.contribution import contribution
 from fairflare.app.commands.data import preflight, prepare
 from fairflare.app.commands.describe import describe
+from fairflare.app.commands.evaluate import evaluate
 from fairflare.app.commands.export import export
 from fairflare.app.commands.export_model import export_model
 from fairflare.app.commands.init import init
@@ -39,6 +40,7 @@ COMMANDS = (
     compare,
     contribution,
     describe,
+    evaluate,
     export,
     export_model,
     fingerprint,

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.app.arguments import folder_name, split_method
 from fairflare.app.folders import COMPARISON, COMPARISON_PAGE, check_collection, check_path, content, created, opened
 from fairflare.app.parallel import budget, run_all
+from fairflare.app.references import same_headline
 from fairflare.app.runs import run_once
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig, make_config
@@ -71,7 +72,7 @@ def arms(
                 config = made(values=shared | drawn)
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
-    return found
+    return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
 
 
 def compare_all(

@@ -226,7 +226,7 @@ class Federation:
         inputs: Paths | Sequence[Paths],
         *,
         site: str = "",
-        which: str = "final",
+        which: str = "",
         plain: bool = False,
         out: Paths | None = None,
     ) -> pandas.DataFrame:

@@ -33,6 +33,8 @@ from fairflare.federation.files import (
 from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.federation.log_lines import events
 from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
+from fairflare.report.external import PAGE as EVALUATION_PAGE
+from fairflare.report.external import RESULT as EVALUATION_RESULT
 from fairflare.report.log import LOG
 from fairflare.report.tensorboard import FOLDER as EVENTS
 from fairflare.report.write import EDITIONS, PAGE, REPORT
@@ -51,7 +53,8 @@ SUMMARIES = (
     *(f"{name}.{ending}" for name in ("contribution", "riders") for ending in ("csv", "md", "tex", "html")),
 )
 FLARE_LOG = "flare_log.txt"
-RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, INITIAL, REPORT, PAGE, LOG, FLARE_LOG, RIDER)
+EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
+RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, INITIAL, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *EVALUATION_FILES)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked|inputs)\.json)"),
@@ -62,6 +65,9 @@ RUN_FOLDERS = {
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }
 """Name -> what the files in it are called."""
+EVALUATION = "evaluation-"
+"""What the name of a folder with an external validation of the run's model begins with."""
+EVALUATED = re.compile(r"(evaluation\.(json|html)|fairflare\.json)")
 BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
 """The run that is being replaced; on its way there or back."""
 
@@ -162,8 +168,8 @@ def strangers(folder: Path) -> list[str]:
     """Names below the run's ``folder`` that no command of this package has written, sorted."""
     found = []
     for item in content(folder):
-        if item.is_dir() and not item.is_symlink() and item.name in RUN_FOLDERS:
-            inside = RUN_FOLDERS[item.name]
+        inside = EVALUATED if item.name.startswith(EVALUATION) else RUN_FOLDERS.get(item.name)
+        if inside is not None and item.is_dir() and not item.is_symlink():
             found += [f"{item.name}/{one.name}" for one in sorted(item.iterdir()) if not _is_own_file(one, inside)]
         elif not _is_own_file(item, PREFLIGHT, *RUN_FILES):
             found.append(item.name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import KINDS, left_out, own_data, own_pairs, own_script, parse_pairs, plan_pairs
+from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
 from fairflare.app.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
@@ -54,6 +54,9 @@ sites_option = click.option("--sites", type=int, metavar="K", help="Number of si
 set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
 accept_option = click.option(
     "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
+)
+without_option = click.option(
+    "--without", multiple=True, metavar="SITE", help="A site of your own data that is left out; repeat for more."
 )
 weights_option = click.option(
     "--init-from",
@@ -133,12 +136,11 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--script", type=PATH, metavar="FILE", help="Your own training loop, on fairflare.client; FLARE runs it."
     )
+    @without_option
     @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
-    @click.option("--without", multiple=True, metavar="SITE", help="Leave a site of --data out; repeat for more.")
     @functools.wraps(command)
     def with_task(
         *,
-        without: tuple[str, ...],
         script: Path | None,
         plan: Path | None,
         task: str | None,
@@ -146,19 +148,19 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         kind: str | None,
         classes: str | None,
         code: tuple[Path, ...],
+        without: tuple[str, ...],
         pairs: tuple[str, ...],
         **others: Any,
     ) -> None:
         user_code.use((*code, *([script] if script else [])))
         if script:
-            if task or kind or plan or without:
-                raise UserError("--script: goes with --data DIR, without --task, --kind, --plan and --without")
+            if task or kind or plan:
+                raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
             chosen, own = own_script(script, datalists, classes)
         else:
             chosen, own = own_data(task, datalists, kind, classes)
-            own = left_out(own, without)
             own = (*own, *plan_pairs(plan, chosen, pairs))
-        command(task=chosen, pairs=own_pairs(own, pairs), **others)
+        command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
 
     return with_task
 

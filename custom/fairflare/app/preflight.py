@@ -40,6 +40,7 @@ class Question:
         site: the site's name in the task; the file's when None.
         method: id of the method that the data are for; None: whatever only some methods need is a warning.
         accepted: codes of errors that stop nothing.
+        without: sites of a folder with all sites' lists that are not looked at.
     """
 
     task: str = ""
@@ -48,6 +49,7 @@ class Question:
     site: str | None = None
     method: str | None = None
     accepted: Collection[str] = ()
+    without: Sequence[str] = ()
 
 
 def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
@@ -87,13 +89,13 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
     """Every site's findings where ``folder`` holds their lists."""
-    from fairflare.app.arguments import own_data
+    from fairflare.app.arguments import own_data, without_sites
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
         raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
     kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
-    given = dict(pair.split("=", 1) for pair in pairs)
+    given = dict(pair.split("=", 1) for pair in without_sites(pairs, asked.without))
     built, preset = _task(asked, {"kind": kind, "options": given})
     return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
 

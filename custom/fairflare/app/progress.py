@@ -28,6 +28,8 @@ from fairflare.report.values import number
 
 MOST_ERRORS = 20
 """Of preflight, at all sites together, that are printed while it looks."""
+NEAR_ZERO = 0.05
+"""Balanced accuracy of a site below which a line says what that means: chance is 1 over the number of its classes."""
 LOSSES = ("loss", "train_loss")
 """What stands for a score where a round has none, in this order."""
 
@@ -214,7 +216,13 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     site = (min if name == headline else max)(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
     words = {"train_loss": "training loss"}.get(name, f"validation {name.replace('_', ' ')}")
-    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
+    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site}){_why_near_zero(name, values)}"
+
+
+def _why_near_zero(name: str, values: Mapping[str, float]) -> str:
+    """What a balanced accuracy near 0 means, which looks like a fault: only the classes that a site has count there."""
+    low = sum(value < NEAR_ZERO for value in values.values()) if name == "balanced_accuracy" else 0
+    return f"; near 0 at {low}: the model names hardly any of the classes that these sites have" if low else ""
 
 
 def scored(entry: Mapping[str, Any], headline: str) -> tuple[str, dict[str, float]]:

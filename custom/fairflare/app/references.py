@@ -29,7 +29,14 @@ def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, 
         UserError: a reference cannot be: the data of these sites may not be pooled.
     """
     own = default_folder(config).name.partition(f"-{config.task}-")[0]
-    return [(own, config), *((name, reference_of_run(config, name)) for name in names)]
+    return same_headline([(own, config), *((name, reference_of_run(config, name)) for name in names)])
+
+
+def same_headline(found: list[tuple[str, RunConfig]]) -> list[tuple[str, RunConfig]]:
+    """Final models of all runs where one of them cannot choose among its rounds: a choice would favour the others."""
+    if len({config.headline for _, config in found}) < 2:
+        return found
+    return [(name, dataclasses.replace(config, headline="final")) for name, config in found]
 
 
 def reference_of_run(config: RunConfig, name: str) -> RunConfig:

@@ -102,9 +102,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
     heard = min(config.min_responses or count, count)
     found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
-    rate = f"init-from: the local learning rate is {config.training['lr']:g}; by default a tenth of the usual one"
-    begins = [*parts.origin.lines(), rate] if parts.origin else []
-    return [*begins, *(caution for caution in found if caution)]
+    return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
 
 
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:

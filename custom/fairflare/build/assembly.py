@@ -22,7 +22,9 @@ from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts
 from fairflare.build.scored import is_scored, scorer
 from fairflare.build.secure_sums import server_part, site_part, summed
+from fairflare.clinic import external
 from fairflare.clinic.described import described
+from fairflare.clinic.external import constant_results
 from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
@@ -75,7 +77,7 @@ def build_federation(
         aggregation=server_part(config, parts, credentials or Credentials()),
         gate=_gate(config, parts, view),
         transport=transport,
-        rounds=config.training["rounds"],
+        rounds=0 if config.evaluation else config.training["rounds"],
         lr=config.training["lr"],
         min_sites=config.min_sites,
         folder=folder,
@@ -129,7 +131,8 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
 
 def choice_of(config: RunConfig, headline: str) -> Choice:
     """How the run chooses its best model."""
-    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites)
+    shown = config.headline == "best"
+    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
@@ -236,10 +239,14 @@ def build_site(
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit.at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
-        trivial=partial(trivial_results, parts.task, min_count=min_count if config.secure_sum == NONE else None),
+        trivial=partial(
+            constant_results if config.evaluation else trivial_results,
+            parts.task,
+            min_count=min_count if config.secure_sum == NONE else None,
+        ),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
-        describe=described,
+        describe=(lambda data: {}) if config.evaluation else described,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
     )
@@ -255,7 +262,10 @@ def _look(
     config: RunConfig, parts: Parts, site: str, own: SiteConfig | None, min_count: int | None, device: torch.device
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
-    found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
+    if config.evaluation:
+        found, data = external.look(parts.task, site, own, parts.grouping, min_count)
+    else:
+        found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
     return found, data.on(device) if data is not None else None
 
 

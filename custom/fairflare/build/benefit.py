@@ -11,6 +11,7 @@ from fairflare.build import tasks
 from fairflare.build.config_checks import checked_config
 from fairflare.build.method_parts import method_parts
 from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.types import Number
 from fairflare.federation.benefit.alone import SHARE, Alone
@@ -31,13 +32,14 @@ PLAIN = "sgd"
 
 
 def asks_by_itself(config: RunConfig) -> bool:
-    """Whether a run on this machine says what joining gives where no setting decides, in the clear.
+    """Whether a run on this machine says what joining gives where no setting decides.
 
-    On tables, where it takes seconds, and on a user's own data of every kind: a hospital wants to know, and training
-    alone, as many steps without exchanges and probes, takes no longer than the federation's own rounds.
+    It does in the clear, on tables and on a user's own data: a site alone takes the run's local steps once more,
+    without its scoring, exchanges and probes, and so less than the run.
     """
     task = tasks.load(config.task, config.preset, **config.options)
-    if not (task.quick or isinstance(task, OwnData)) or config.secure_sum != NONE or config.headline == "best":
+    own = isinstance(task, OwnData) and not isinstance(task, Script)
+    if not (task.quick or own) or config.secure_sum != NONE:
         return False
     return can_ask(config)
 
@@ -45,7 +47,17 @@ def asks_by_itself(config: RunConfig) -> bool:
 def can_ask(config: RunConfig) -> bool:
     """Whether a run can say what joining gives: not one that is itself what others are held against."""
     parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
-    return not (parts.rule.alone or parts.selector.pools)
+    chosen = config.headline == "best" and not parts.trainer.is_shared
+    return not (parts.rule.alone or parts.selector.pools or chosen)
+
+
+def words(config: RunConfig) -> str:
+    """What it costs that sites also train alone without being asked to, for whoever starts the run; "" on tables."""
+    if not config.solo or tasks.load(config.task, config.preset, **config.options).quick:
+        return ""
+    rounds = config.training["rounds"]
+    cost = f"{rounds} rounds without exchange, up to as long as the run itself"
+    return f"each site also trains alone: {cost} (--no-solo leaves it out)"
 
 
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:

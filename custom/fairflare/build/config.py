@@ -16,6 +16,9 @@ from fairflare.build.method_parts import part, reference_of
 from fairflare.build.plans import NOTHING, plan_for
 from fairflare.build.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.clinic.base import Preset, Task
+from fairflare.clinic.kinds.own import OwnData
+from fairflare.clinic.planning import AGAIN
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
@@ -25,8 +28,6 @@ from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.selectors.base import Selector
 
-GENTLER = 0.1
-"""Share of the usual local learning rate that trained weights start with: at the full one good models got worse."""
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
 
@@ -68,9 +69,10 @@ def make_config(
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
     filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
-    built, training = _data_and_training(owners, found, task_class, used, planned=not preset)
-    if named(given["run.init_from"].value if "run.init_from" in given else "") and "train.lr" not in given:
-        training["lr"] *= GENTLER
+    built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
+    made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
+    own = _values(given, "run")
+    run = {} if made["rule"].own_models or not made["trainer"].is_shared or own.get("secure_sum", NONE) != NONE else run
     return checked_config(
         RunConfig(
             method=chosen.method.id,
@@ -84,7 +86,7 @@ def make_config(
             after_settings=_filled(owners, "after", after, given) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
-            **_run_choices(built, part(classes["select"], filled["select"]), _values(given, "run")),
+            **_run_choices(built, made["select"], _chosen_round(run, own) | own),
         )
     )
 
@@ -116,16 +118,24 @@ def _found(
 
 def _data_and_training(
     owners: Owners, found: Mapping[str, Given], cls: type[Task], preset: str, *, planned: bool
-) -> tuple[Task, dict[str, Any]]:
-    """The task and every setting of local training; ``planned``: whether a plan may say how to train.
+) -> tuple[Task, dict[str, Any], dict[str, Any]]:
+    """The task, every setting of local training and what a plan says of the run; ``planned``: whether there may be one.
 
     A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
-    learned = plan_for(cls.name, options) if planned else NOTHING
-    built = tasks.load(cls.name, preset, **learned.values("task", options), **options)
-    base = dataclasses.asdict(cls.presets[preset].training) | learned.values("train", trained)
-    return built, _made(Training, base | trained)
+    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    chosen = learned if planned else NOTHING
+    built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
+    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", {*trained, *options})
+    if planned and issubclass(cls, OwnData) and "run.init_from" in found:
+        base["lr"] *= AGAIN
+    return built, _made(Training, base | trained), chosen.values("run", ())
+
+
+def _chosen_round(planned: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan says of a choice among rounds, but for a user who wants none."""
+    return {} if own.get("best_by") == "none" or own.get("headline") == "final" else dict(planned)
 
 
 def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:

@@ -60,8 +60,10 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
     if isinstance(task, Script):
         _check_script(config, made.trainer)
+    if config.evaluation:
+        _check_evaluation(config)
     _check_bounds(config, made.rule)
-    _check_best(config, made.rule, task.headline)
+    _check_best(config, made.rule, made.trainer, task.headline)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     pieces = [made.rule, made.trainer, *made.probes]
@@ -93,6 +95,15 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
 
 
+def _check_evaluation(config: RunConfig) -> None:
+    """Raise UserError for what goes with training alone, in a run that only evaluates."""
+    for name, none in (("after", NO_STEP), ("best_by", NO_CHOICE), ("secure_sum", NONE), ("leave_out", "")):
+        expected(name, getattr(config, name) == none, f"{none or 'no site'} in an evaluation", getattr(config, name))
+    for name, value in (("solo", config.solo), ("stacked", config.stacked)):
+        expected(name, not value, "false in an evaluation", value)
+    expected("rounds", config.training["rounds"] == 1, "1 in an evaluation", config.training["rounds"])
+
+
 def _check_bounds(config: RunConfig, rule: Rule) -> None:
     """Raise UserError where updates cannot be clipped, or weights capped, as the run asks."""
     try:
@@ -107,7 +118,7 @@ def _check_bounds(config: RunConfig, rule: Rule) -> None:
         raise UserError(f"cap_weights: {reason}")
 
 
-def _check_best(config: RunConfig, rule: Rule, headline: str) -> None:
+def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) -> None:
     """Raise UserError where no best model can be chosen as the run asks."""
     if config.best_by == NO_CHOICE:
         expected("headline", config.headline == "final", "final without best_by", config.headline)
@@ -119,10 +130,11 @@ def _check_best(config: RunConfig, rule: Rule, headline: str) -> None:
         raise UserError(f"best_by: {config.method} gives sites models of their own, so that a round has no one model")
     if config.secure_sum != NONE and headline in HIDDEN_METRICS:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
-    if config.headline == "best" and config.after != "none":
-        raise UserError(f"headline: expected final with after={config.after}, which is of the final model, got best")
-    if config.headline == "best" and config.solo:
-        raise UserError("headline: expected final with solo, which is of the final model, got best")
+    if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
+        what = "solo" if config.solo else f"after={config.after}"
+        raise UserError(
+            f"headline: expected final with {what} where sites keep models or layers of their own, got best"
+        )
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:

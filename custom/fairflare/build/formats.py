@@ -36,9 +36,14 @@ LATER: Mapping[str, Any] = {
     "solo": False,
     "threshold": None,
     "init_from": "",
+    "evaluation": False,
 }
-LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "least_steps": None}
-LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {"heart": {"reference": False, "scaling": "centre"}}
+LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
+LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "heart": {"reference": False, "scaling": "centre"},
+    "classification": {"window": "percentiles"},
+    "segmentation": {"window": "percentiles"},
+}
 """Keys, settings of training and, by task, options that came after format 2, with what holds where a file does not name
 them: they are then not written either, so that a run which was begun without them keeps its hash."""
 

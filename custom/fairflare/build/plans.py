@@ -20,7 +20,9 @@ from fairflare.build import tasks
 from fairflare.clinic.base import Task
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.planning import EFFORTS, Choice, cautions, plan
+from fairflare.clinic.planning import AGAIN, EFFORTS, Choice, cautions, plan
+from fairflare.clinic.table_columns import as_text, filled, names_of, read_columns, without_levels
+from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core import validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import bare, owner_of
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
 LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
-OF_IMAGES = ("task.channels", "task.size", "task.window", "task.mean", "task.std")
-SETTINGS = (*OF_IMAGES, "train.batch_size", "train.least_steps", "train.local_steps", "train.rounds")
-"""What a plan may set; local_steps in files of earlier versions."""
+OF_DATA = ("task.channels", "task.size", "task.window", "task.mean", "task.std", "task.model")
+OF_TABLES = ("task.columns", "task.scaling")
+LINEAR = ("optimizer", "momentum", "lr", "weight_decay")
+TRAINING = ("batch_size", "epochs", "local_steps", "fewest_steps", "most_steps", "rounds", *LINEAR)
+SETTINGS = (*OF_DATA, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
+"""What a plan may set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +58,24 @@ class Plan:
 
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
         """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
-        off = {name for key in given for name in (key, *BESIDE.get(key, ()))}
-        found = {bare(one.setting): one.value for one in self.choices if owner_of(one.setting) == owner}
+        off = {name for key in given for name in (key, *(BESIDE.get(key, ()) if key != READ_BY else ()))}
+        found = {
+            bare(one.setting): one.value
+            for one in self.choices
+            if owner_of(one.setting) == owner and one.setting not in OF_TABLES
+        }
         return {name: value for name, value in found.items() if name not in off}
+
+    def agreed(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """What a table's sites have to have in common: levels where ``options`` have none, scaling unless they say it.
+
+        It holds beside a named preset too, which says how to train and not what a feature is.
+        """
+        found = {bare(one.setting): str(one.value) for one in self.choices if one.setting in OF_TABLES}
+        columns, names = str(options.get("columns", "")), names_of(str(options.get("features", "")))
+        if "columns" in found:
+            found["columns"] = filled(columns, found["columns"], names)
+        return {name: value for name, value in found.items() if name == "columns" or not options.get(name)}
 
     def reasons(self, values: Mapping[str, Any]) -> list[str]:
         """A line for each choice that holds in a run whose settings are ``values`` by full name, then the cautions."""
@@ -63,15 +83,21 @@ class Plan:
 
 
 NOTHING = Plan("")
+STEPS = ("fewest_steps", "most_steps")
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "epochs": ("least_steps",),
-    "local_steps": ("least_steps",),
+    "epochs": STEPS,
+    "local_steps": ("epochs", *STEPS),
+    "model": LINEAR,
+    "optimizer": LINEAR,
+    "best_by": ("headline",),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),
     "window": ("mean", "std"),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
+READ_BY = "window"
+"""A setting that a plan may set, and by which images are read where the user has."""
 
 
 def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
@@ -100,13 +126,20 @@ def reasons(config: RunConfig) -> list[str]:
     folder = Path(str(config.options.get("datalists") or ""))
     if not config.options.get("datalists") or not folder.is_dir():
         return []
-    key = _key(config.task, config.options, folder)
-    values = {f"{owner}.{name}": value for owner, own in _owned(config) for name, value in own.items()}
-    return _looked_at(*key).reasons(values) if key in _asked else []
-
-
-def _owned(config: RunConfig) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    return ("task", config.options), ("train", config.training)
+    unset = {READ_BY: ""} if READ_BY in config.options else {}
+    keys = [_key(config.task, options, folder) for options in (config.options, {**config.options, **unset})]
+    key = next((one for one in keys if one in _asked), None)
+    if key is None:
+        return []
+    found = _looked_at(*key)
+    run = {"best_by": config.best_by, "headline": config.headline}
+    owned = (("task", config.options), ("train", config.training), ("run", run))
+    values = {f"{owner}.{name}": value for owner, own in owned for name, value in own.items()}
+    usual = tasks.known(config.task).presets[config.preset].training.lr
+    usual = found.values("train", ()).get("lr", usual)
+    again = config.init_from and config.training["lr"] == AGAIN * usual
+    lower = f"lr {AGAIN * usual:g}: starts from trained weights, {AGAIN:g} of the usual {usual:g} (--set lr={usual:g})"
+    return found.reasons(values) + ([lower] if again else [])
 
 
 _asked: set[tuple[Any, ...]] = set()
@@ -114,9 +147,11 @@ _asked: set[tuple[Any, ...]] = set()
 
 
 def _key(name: str, options: Mapping[str, Any], folder: Path) -> tuple[str, str, tuple[Any, ...]]:
-    """What a plan follows from: the task, its options but for those that a plan sets, and the lists as they are."""
+    """What a plan follows from: the task, its options but for those that it sets alone, and the lists as they are."""
     whole = dataclasses.asdict(tasks.load(name, None, **options))
-    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS}
+    read = {key: value for key, value in whole.items() if f"task.{key}" not in SETTINGS or key == READ_BY}
+    if whole.get("columns"):
+        read["columns"] = as_text(without_levels(read_columns(whole["columns"], names_of(whole["features"]))))
     return name, json.dumps(read, sort_keys=True), _stamp(folder)
 
 
@@ -131,6 +166,8 @@ def fingerprints(task: OwnData, min_count: int | None = LEAST) -> dict[str, Fing
     for site in task.sites():
         one = fingerprint(task, site, None, min_count)
         if one is None:
+            if isinstance(task, Tabular) and task.lacks_levels:
+                task.fingerprint(task.located(site, None), min_count)  # says why, as nothing later can
             return {}  # preflight refuses the run, and says why
         found[site] = one
     return found

@@ -118,6 +118,7 @@ class RunConfig:
             ``federation.benefit``.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``build.initial``; empty: of none.
+        evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -160,6 +161,7 @@ class RunConfig:
     solo: bool = False
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
+    evaluation: bool = False
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +18,14 @@ import numpy as np
 
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.clinic.kinds.own_images import OwnImages
+from fairflare.clinic.linear_or_network import network_gain
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Looked, looked_at
 from fairflare.clinic.readers.stored import HIGH, LOW
 from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed
+from fairflare.clinic.tasks.tabular import Tabular
+from fairflare.clinic.tensors import Split
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
@@ -39,6 +43,10 @@ PERCENTILES = 100
 """Of values that are measured."""
 
 
+LATER = {"values", "table", "classes", "network_gain"}
+"""Keys that a fingerprint may lack."""
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """One site's training data. Whatever is None is not known, or is of fewer than ``min_count`` images.
@@ -54,6 +62,10 @@ class Fingerprint:
         values: evenly spaced percentiles, from the lowest to the highest that ``stored`` names, of the pixels of all
             images together, where these are measured from a zero that means the same everywhere (Hounsfield units).
             None of other images, and where the task names a window.
+        table: what of a table's columns may leave.
+        classes: that a label tells apart; 1 where examples have masks.
+        network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
+            0 it is above. See ``linear_or_network``.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -64,6 +76,9 @@ class Fingerprint:
     mean: Annotated[list[float], Entries(3)] | None = None
     std: Annotated[list[float], Entries(3)] | None = None
     values: Annotated[list[float], Entries(PERCENTILES)] | None = None
+    table: TableFingerprint | None = None
+    classes: Annotated[int, Range(1, 1000)] = 2
+    network_gain: Annotated[float, Range(-1e3, 1e3)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -82,22 +97,25 @@ class Fingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
-        return asdict(self)
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {"table": self.table.to_json() if self.table else None}
 
     @classmethod
     def from_json(cls, content: Any, site: str) -> Fingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         known = {field.name for field in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) | {"values"} != known:
+        if not isinstance(content, Mapping) or set(content) | LATER != known:
             raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
         validation.check_plain(f"fingerprint of {site}", content)
+        where, table = f"fingerprint of {site}", content.get("table")
+        found = None if table is None else TableFingerprint.from_json(table, site)
         try:
-            return cls(
-                **{
-                    name: validation.exact(cls, name, content[name], f"fingerprint of {site}: {name}")
-                    for name in content
-                }
-            )
+            plain = {
+                name: validation.exact(cls, name, content[name], f"{where}: {name}")
+                for name in content
+                if name != "table"
+            }
+            return cls(**plain, table=found)
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None
 
@@ -113,15 +131,31 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
             which every site declares.
     """
     try:
-        train = task.local_data(site, own).splits["train"]
+        if isinstance(task, Tabular) and not task.build_data:
+            here = task.located(site, own)
+            n, table = task.fingerprint(here, min_count)
+            gain = None if table is None or here.secure_sum else _gain(task, site, here, table, min_count or 0)
+            return Fingerprint(n, table=table, classes=len(task.classes), network_gain=gain) if n else None
+        splits = task.local_data(site, own).splits
     except (DataError, UserError, ValueError):
         return None
+    train = splits["train"]
+    classes = len(task.classes) if task.class_labels else 1
     if not isinstance(task, OwnImages) or task.build_data:
-        return Fingerprint(len(train))
+        return Fingerprint(len(train), classes=classes)
     looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)
     if min_count is None or len(looks) < min_count:
-        return Fingerprint(len(train))
-    return _of_images(len(train), looks)
+        return Fingerprint(len(train), classes=classes)
+    return replace(_of_images(len(train), looks), classes=classes)
+
+
+def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
+    """``network_gain`` on the site's own rows, with levels and scaling of its own."""
+    alone = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
+    splits = replace(task, **alone).read(own).splits
+    train, val = splits["train"], splits["val"]
+    asks = isinstance(train, Split) and isinstance(val, Split) and min(len(train), len(val)) >= least
+    return network_gain(train, val) if asks else None
 
 
 def _looks(items: Sequence[Item], window: str) -> list[Looked]:

@@ -109,7 +109,7 @@ class TableInputs:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that features are made of."""
-        return tuple(dict.fromkeys(one.column for one in (*self.numbers, *self.plain)))
+        return tuple(dict.fromkeys(name for one in (*self.numbers, *self.plain) for name in one.columns))
 
     def features(self, file: str, columns: Columns) -> Features:
         """Numbers and plain features of a table's cells; raises DataError."""

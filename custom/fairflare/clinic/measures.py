@@ -12,6 +12,8 @@ from fairflare.functional.resampling import Array, weighted_auc, weighted_mean, 
 
 BINARY = ("auc", "brier_loss")
 """What every outcome of two classes has beside the headline metric."""
+AUCS = ("auc", "auc_ovo", "auc_ovr")
+"""Names of one number where there are two classes."""
 Ends = tuple[float, float, float]
 """A value, and the lower and the upper end of its interval."""
 OF_CLASSES = ("accuracy", "balanced_accuracy", *BINARY)
@@ -76,7 +78,8 @@ def ends_of_classes(logits: Tensor, targets: Tensor, hits: Tensor, least: int, l
     found["brier_loss"] = (float(squares.mean()), *intervals.of_mean(squares, level))
     ends = intervals.of_auc(p, classes == 1, level) if len(present) == 2 and sizes.min() >= least else None
     if ends is not None:
-        found["auc"] = (float(weighted_auc(p, classes == 1, np.ones((1, len(p))))[0]), *ends)
+        area = (float(weighted_auc(p, classes == 1, np.ones((1, len(p))))[0]), *ends)
+        found |= dict.fromkeys(AUCS, area)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.fingerprint import Fingerprint
+from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
 
 Prints = Mapping[str, Fingerprint]
 MULTIPLE = 16
@@ -32,6 +33,8 @@ NARROWEST = 80.0
 """Hounsfield units; radiologists' narrowest usual window, that of the brain."""
 OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a line of reasons shows."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -41,13 +44,14 @@ class Effort:
     """How long a kind of data is trained on.
 
     Attributes:
-        batches: that a site's data should make at least, so that a pass is more than a step or two.
+        batches: that a usual site's data should make at least, so that a pass is more than a step or two.
         smallest: batch.
-        largest: batch.
-        steps: optimizer steps of every site in the whole run.
+        largest: batch, unless more are needed for a usual site to see its data once in ``most_steps``.
+        steps: optimizer steps of a usual site in the whole run.
         rounds: fewest communication rounds; models that are averaged rarely drift apart.
         most_rounds: largest number of them.
-        fewest_steps: local steps of a round at least; else one pass over a site's own data.
+        fewest_steps: local steps of a round at least, at every site.
+        most_steps: at most; one pass over a site's own data if that is in between.
     """
 
     batches: int
@@ -57,14 +61,25 @@ class Effort:
     rounds: int
     most_rounds: int
     fewest_steps: int
+    most_steps: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12),
-    "classification": Effort(4, 4, 16, 800, 20, 40, 20),
-    "tabular": Effort(4, 8, 32, 400, 20, 40, 12),
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 120),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 240),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 240),
 }
 """Kind of data -> how long it is trained on."""
+LINEAR = Effort(4, 8, 64, 320, 40, 40, 8, 240)
+"""The same of a linear model on a table."""
+LARGEST_BATCH = 64
+"""Whatever a site's size."""
+GAIN = 0.01
+"""Of a network's log loss over a linear model's, on average over sites, from which on tables get a network."""
+FASTEST, REACH = 0.1, 3.0
+"""Largest learning rate of a linear model, and what the number of its inputs divides to get a smaller one."""
+AGAIN = 0.2
+"""Of the usual learning rate, where a run starts from trained weights."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +91,9 @@ class Choice:
     reason: str
 
     def __str__(self) -> str:
-        """ "batch_size 8: the smallest site has 21 training images"."""
-        return f"{self.setting.partition('.')[2]} {self.value}: {self.reason}"
+        """ "batch_size 8: a usual site has 40 training images"."""
+        value = f" {self.value}" if len(str(self.value)) <= LONGEST_SHOWN else ""
+        return f"{self.setting.partition('.')[2]}{value}: {self.reason}"
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
@@ -89,14 +105,29 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     """
     if kind not in EFFORTS or not prints:
         return []
-    images = [] if kind == "tabular" else [rule(prints) for rule in (_channels, _size)]
-    found = [*images, *(_scaling(prints) if images else ()), *_effort(EFFORTS[kind], prints, kind)]
-    return [choice for choice in found if choice is not None]
+    if kind == "tabular":
+        own, linear = _of_table(prints)
+        effort = LINEAR if linear else EFFORTS[kind]
+    else:
+        own, effort = (
+            [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
+            EFFORTS[kind],
+        )
+    return [*own, *_effort(effort, prints, kind), *_model_choice()]
+
+
+def _model_choice() -> list[Choice]:
+    return [
+        Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
+        Choice(
+            "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
+        ),
+    ]
 
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
-    return [*_of_spacing(prints), *_of_values(prints)]
+    return [*table_cautions(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
 
 
 def _of_values(prints: Prints) -> list[str]:
@@ -125,6 +156,10 @@ def _of_spacing(prints: Prints) -> list[str]:
         f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
         "number of pixels, so that the same structure has different sizes"
     ]
+
+
+def _tables(prints: Prints) -> dict[str, TableFingerprint]:
+    return {site: one.table for site, one in prints.items() if one.table is not None}
 
 
 def _channels(prints: Prints) -> Choice | None:
@@ -208,24 +243,66 @@ def _in_window(
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
-    """Batch, local steps and rounds. Steps decide: few examples make few steps of an epoch, and a model needs them."""
+    """Batch, local steps and rounds, from a usual site: a batch is never larger than the site that it is of."""
     what = "rows" if kind == "tabular" else "images"
-    usual = median(one.n_train for one in prints.values())
+    usual, classes = median(one.n_train for one in prints.values()), max(one.classes for one in prints.values())
     fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
-    batch = min(max(fits, effort.smallest), effort.largest)
-    steps = max(math.ceil(usual / batch), effort.fewest_steps)
+    batch = min(max(fits, effort.smallest, _power_above(classes)), effort.largest)
+    batch = min(max(batch, _power_above(usual / effort.most_steps)), LARGEST_BATCH)
+    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
+    least, most = effort.fewest_steps, effort.most_steps
+    own = [min(max(math.ceil(one.n_train / batch), least), most) for one in prints.values()]
     return [
         Choice(
-            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; smaller ones take what they have"
+            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; a smaller one takes what it has"
         ),
-        Choice(
-            "train.least_steps",
-            effort.fewest_steps,
-            f"a round is one pass over a site's own data, {effort.fewest_steps} steps at least, {steps} at a usual site",
-        ),
+        Choice("train.epochs", 1, f"a round is one pass over a site's own {what}, {_range(sorted(own))} steps here"),
+        Choice("train.fewest_steps", least, f"a pass over few {what} is drawn out to so many steps"),
+        Choice("train.most_steps", most, "a longer pass goes on in the next round"),
         Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
     ]
+
+
+def _of_table(prints: Prints) -> tuple[list[Choice], bool]:
+    """Levels and scaling that the sites agree on; and a linear model with a penalty that suits its number of weights,
+    by plain steps that cannot diverge, unless validation asks for a network.
+
+    A penalty of p / (2 n) on the mean loss is a prior under which the logit of p standardised inputs has a spread of
+    about 1. Their curvature is at most p / 2, so that plain steps are safe below a rate of 4 / p.
+
+    Returns:
+        The choices, and whether the model is linear.
+    """
+    tables = _tables(prints)
+    if not tables:
+        return [], False
+    found = [Choice(*one) for one in agreed(tables)]
+    p, n = max(inputs(tables), 1), sum(one.n_train for one in prints.values())
+    gains = [one.network_gain for one in prints.values() if one.network_gain is not None]
+    if gains and _mean(gains) >= GAIN and 2 * sum(gain > 0 for gain in gains) > len(gains):
+        shown = f"{_mean(gains):.3f} on average over {_sites(len(gains))}"
+        text = f"a network's validation log loss is below a linear model's by {shown}"
+        return [*found, Choice("task.model", "mlp", text)], False
+    said = (
+        f"over {_sites(len(gains))} a network's validation log loss is not {GAIN:g} below it" if gains else "few rows"
+    )
+    return [
+        *found,
+        Choice("task.model", "linear", said),
+        Choice("train.optimizer", "sgd", "plain steps lead a site no further away than its data do"),
+        Choice("train.momentum", 0.0, "as above"),
+        Choice("train.lr", float(f"{min(FASTEST, REACH / p):.3g}"), f"{p} inputs move together in a step"),
+        Choice("train.weight_decay", float(f"{p / (2 * n):.3g}"), f"{p} inputs over 2 x {n} training rows"),
+    ], True
+
+
+def _sites(n: int) -> str:
+    return f"{n} site" + ("s" if n > 1 else "")
+
+
+def _power_above(value: float) -> int:
+    return int(2 ** math.ceil(math.log2(max(value, 1))))
 
 
 def _channel(values: Sequence[float] | None, k: int) -> float:

@@ -2,8 +2,9 @@
 """What needs no network: the answer to beat before a model has learned anything, computed at each site by itself.
 
 Class labels: the site's own training shares of the classes as everybody's probabilities, so that the largest class is
-named every time. Tables: logistic regression on the site's own training rows (scikit-learn's). Masks: one mask per
-structure for all images, the best such on the training images.
+named every time. Tables: logistic regression on the site's own training rows (scikit-learn's); its loss on a user's own
+table is that of these shares: a regression on few rows and many columns has a worse one. Masks: one mask per structure
+for all images, the best such on the training images.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.base import Task
+from fairflare.clinic.kinds.own import OwnData
 from fairflare.core.types import LARGEST_LOSS, SiteData, SplitName
 from fairflare.privacy.counts import released
 
@@ -47,6 +49,7 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         min_count: the fewest examples whose number may leave the site; None: none.
     """
     constant, answers = _answers(task, data)
+    own = isinstance(task, OwnData) and task.class_labels and not constant
     counted = constant and task.class_labels
     if counted and not all(released([int(n) for n in data.class_counts.tolist()], min_count)):
         return {}
@@ -60,7 +63,26 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         outputs, truths = (torch.cat(parts) for parts in zip(*condensed))
         scores = task.evaluate(outputs, truths)
         found[split] = {name: value for name, value in scores.items() if _is_sound(name, value)}
+        if own:
+            found[split] = _with_loss_of_shares(task, data, found[split], targets, min_count)
     return found
+
+
+def _with_loss_of_shares(
+    task: Task, data: SiteData, scores: dict[str, float], targets: Tensor, min_count: int | None
+) -> dict[str, float]:
+    """``scores`` with the loss of the site's training shares of the classes; without one where counts may not leave."""
+    others = {name: value for name, value in scores.items() if not name.endswith(("loss", "error"))}
+    counts = [int(n) for n in data.class_counts.tolist()]
+    if not (all(released(counts, min_count)) and _may_leave(targets, len(task.classes), min_count)):
+        return others
+    constant = task.evaluate(*task.condense(_shares(data).expand(len(targets), -1), targets))
+    return others | {n: v for n, v in constant.items() if n.endswith(("loss", "error")) and _is_sound(n, v)}
+
+
+def _shares(data: SiteData) -> Tensor:
+    """Logits (C,) that say the site's training shares of the classes."""
+    return data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
 
 
 def _is_sound(name: str, value: float) -> bool:
@@ -79,7 +101,7 @@ def _answers(task: Task, data: SiteData) -> tuple[bool, Answers]:
     first = next(iter(data.fixed("train", 1)))
     if first.inputs.dim() == 2 and (regression := _regression(task, data)):
         return False, regression
-    shares = data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
+    shares = _shares(data)
     return True, lambda inputs: shares.expand(len(inputs), -1)
 
 

@@ -38,7 +38,7 @@ CODES = {
     "no_min_count": "min_count is not set, so no number of a group leaves",
     "no_datalist": "there is no datalist",
     "nonfinite": "an input is not finite",
-    "not_2d": "an image is not one 2D slice",
+    "not_2d": "an image is not one 2D slice, or a file of several without the slice that is meant",
     "number": "a cell that should hold a number does not",
     "one_class": "a split has examples of one class only",
     "outsized": "the site declares many times more examples than the others",

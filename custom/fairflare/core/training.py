@@ -30,9 +30,11 @@ class Training:
         keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
             FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
         local_steps: local steps per round in place of ``epochs``: a site goes through its data again and again, and
-            each round goes on where the site's last one stopped. None: whole epochs.
-        least_steps: with ``epochs``: a site takes at least so many steps a round, going on as with ``local_steps``, so
-            that few examples make no few steps and many are all seen. None: as many as its epochs have.
+            each round goes on where the site's last one stopped. None: as ``epochs`` say.
+        fewest_steps: with ``most_steps`` the bounds within which ``epochs`` passes over a site's own data are cut or
+            drawn out to a number of steps, which go on from round to round as ``local_steps`` do. ``local_steps`` win.
+            None beside None: whole epochs; None alone: no such bound.
+        most_steps: see ``fewest_steps``.
     """
 
     rounds: Annotated[int, Range(1, 1_000_000)] = 10
@@ -47,14 +49,14 @@ class Training:
     keep_optimizer: bool = False
     precision: Precision = "auto"
     local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
-    least_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    fewest_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    most_steps: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("epochs", 1), ("batch_size", 2), ("local_steps", 1), ("least_steps", 1)):
+        ones = ("rounds", "epochs", "local_steps", "fewest_steps", "most_steps")
+        for name, least in (("batch_size", 2), *((name, 1) for name in ones)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.local_steps is not None and self.least_steps is not None:
-            raise ValueError(f"least_steps: goes with epochs, not with local_steps, got {self.least_steps}")
         for name in ("momentum", "weight_decay", "logit_tau"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
@@ -62,6 +64,17 @@ class Training:
             raise ValueError(f"adam_beta2 must be in [0, 1), got {self.adam_beta2}")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr must be finite and > 0, got {self.lr}")
+        if self.fewest_steps and self.most_steps and self.fewest_steps > self.most_steps:
+            raise ValueError(f"fewest_steps must be at most most_steps, {self.most_steps}, got {self.fewest_steps}")
+
+    def steps(self, n_examples: int) -> int | None:
+        """Optimizer steps of a round at a site with so many training examples; None: its whole epochs, however many."""
+        if self.local_steps is not None:
+            return self.local_steps
+        if self.fewest_steps is None and self.most_steps is None:
+            return None
+        passes = self.epochs * -(-n_examples // self.batch_size)
+        return min(max(passes, self.fewest_steps or 1), self.most_steps or passes + (self.fewest_steps or 1))
 
 
 def refuse_training(settings: Mapping[str, Any]) -> None:

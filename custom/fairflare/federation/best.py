@@ -52,6 +52,7 @@ class Choice:
         metric: the task's headline metric.
         higher: whether its higher values are better.
         least: sites that must have scored both of two models.
+        shown: whether the chosen model is the one that the run's results, and all that follows them, are of.
     """
 
     by: str = NO_CHOICE
@@ -59,6 +60,7 @@ class Choice:
     metric: str = "balanced_accuracy"
     higher: bool = True
     least: int = 1
+    shown: bool = False
 
     @property
     def chooses(self) -> bool:

@@ -67,7 +67,7 @@ class Federation:
         rule: turns accepted replies into the next model.
         gate: decides which answers become replies.
         transport: reaches the sites.
-        rounds: T.
+        rounds: T; 0 trains nothing: the initial model is evaluated.
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
@@ -132,14 +132,19 @@ class Federation:
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
 
+    @property
+    def _end(self) -> Round:
+        """What sites are told after the last round; of none, one."""
+        return Round(max(self.rounds, 1), max(self.rounds, 1))
+
     def _run(self, standing: Checkpoint) -> Checkpoint:
         """The rounds after ``standing``, the evaluation, the scores and the end."""
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
-            self._choose(standing, self._evaluate(standing))
-            self._adjust(standing)
-            self._compare_with_solo(standing)
+            chosen = self._choose(standing, self._evaluate(standing))
+            self._adjust(standing, chosen)
+            self._compare_with_solo(standing, chosen)
             self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
             self._fail(standing, str(failure))
@@ -198,7 +203,7 @@ class Federation:
         Raises:
             RunFailed: a site has errors, or differs in this package's version. The audit log says which.
         """
-        asked = {site: Instruction("preflight", Round(1, self.rounds), {}) for site in self.transport.sites()}
+        asked = {site: Instruction("preflight", Round(1, self._end.total), {}) for site in self.transport.sites()}
         answers = list(self._traffic.exchange(asked))
         statements, rejections, standing = self._read_statements(answers, standing)
         rejections += silent(asked, answers)
@@ -369,7 +374,9 @@ class Federation:
         """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
         present, away = self._participation.of(self.transport.sites())
         used = standing.models if self.rule.counts_own else {}
-        sites, rejections = self._results(dict.fromkeys(present, standing.model), set(present) - set(used))
+        # What a site says of one model alone is asked of the chosen one where that is what the run is about.
+        shared = set[str]() if self._shows_chosen() else set(present) - set(used)
+        sites, rejections = self._results(dict.fromkeys(present, standing.model), shared)
         own, more = self._results({site: standing.models[site] for site in sites if site in standing.models}, used)
         for site, found in own.items():
             sites[site][PERSONAL] = found.get(PERSONAL, found)
@@ -379,43 +386,54 @@ class Federation:
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
         return sites
 
-    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> None:
-        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well."""
+    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
+        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well.
+
+        Returns:
+            the model that the run's results are of.
+        """
         if not self.choice.chooses:
-            return
+            return standing.model
         own = bool(self.trainer.personal_entries(standing.model))
         last = self.choice.last(standing.round, self._sha256, evaluated, own)
         best = self.choice.final(self._best.found, last)
         model, sites, rejections = standing.model, dict[str, dict[str, Any]](), list[Rejection]()
-        if best is not last:
-            model = self._best.model()
+        shows = self._shows_chosen()
+        if best is not last or shows:
+            model = standing.model if best is last else self._best.model()
             present, _ = self._participation.of(self.transport.sites())
-            sites, rejections = self._results(dict.fromkeys(present, model), round=Round(best.round, self.rounds))
+            used, left = present if shows else (), Round(best.round, self.rounds)
+            sites, rejections = self._results(dict.fromkeys(present, model), used, left)
         shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
         values = {"best": dict(best.values), "last": dict(last.values)}
         found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
         self._log("best", by=self.choice.by, **shown, **found, model_sha256=best.model_sha256)
         self._best.save(model)
+        return model if shows else standing.model
 
-    def _adjust(self, standing: Checkpoint) -> None:
+    def _shows_chosen(self) -> bool:
+        """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
+        return self.choice.chooses and self.choice.shown and self.trainer.is_shared
+
+    def _adjust(self, standing: Checkpoint, chosen: StateDict) -> None:
         """The step after the last round, at every site that is there; it leaves model and state as they are."""
         if self.after is None:
             return
         present, away = self._participation.of(self.transport.sites())
-        models = self.rule.in_use(standing.model, standing.models, present)
-        last = Round(self.rounds, self.rounds)
+        models = self.rule.in_use(chosen, standing.models, present)
+        last = self._end
         with self._backlog.while_sites(Beside.EVALUATION):
             found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
         rejected = by_site(rejections + self._participation.absent(away))
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
-    def _compare_with_solo(self, standing: Checkpoint) -> None:
+    def _compare_with_solo(self, standing: Checkpoint, chosen: StateDict) -> None:
         """What joining gives each site that has trained and is there; it leaves model and state as they are."""
         if self.benefit is None:
             return
         present, away = self._participation.of(self._training_sites())
-        models = self.rule.in_use(standing.model, standing.models, present)
-        last, other = Round(self.rounds, self.rounds), list[Rejection]()
+        models = self.rule.in_use(chosen, standing.models, present)
+        last, other = self._end, list[Rejection]()
         if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
             # The run goes on where this configuration makes another initial model than the one that it began with.
             why = "this machine makes another initial model than the run began with"
@@ -435,7 +453,7 @@ class Federation:
             used: the sites that use what they are sent, or their own version of it.
             round: the one that left the models; None: the last.
         """
-        last = round or Round(self.rounds, self.rounds)
+        last = round or self._end
         orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
         asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
         with self._backlog.while_sites(Beside.EVALUATION):

@@ -26,9 +26,9 @@ from fairflare.federation.messages import Answer
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
 ORDINARY, LITTLE = 1000, 10
+SMALL = ("few_examples", "empty_split", "one_class")
+"""Codes of what no site can mend that has no more patients."""
 PLACE = {split: k for k, split in enumerate(("", *SPLIT_NAMES))}
-OF_SIZE = ("few_examples", "empty_split", "one_class")
-LEAVE_OUT = "--without SITE leaves a site of a folder's data out"
 MOST_LINES, SHOWN_LINES = 20, 5
 """Findings that a refusal names, and of more than that how many; all of them stand in the log."""
 
@@ -81,12 +81,15 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
     for rejection in rejections:
         if rejection.code != "no_answer":
             sites.setdefault(f"{rejection.code} ({rejection.detail})", []).append(rejection.site)
+    small = [
+        site for site, one in statements.items() if any(f.level == "error" and f.code in SMALL for f in one.findings)
+    ]
     for site, statement in statements.items():
         for line in _errors(statement):
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
-    hint = f"; {LEAVE_OUT}" if any(code in line for line in sites for code in OF_SIZE) else ""
-    return f"preflight: {'; '.join(_cut(lines))}{hint}" if lines else ""
+    left = f"; left out with {' '.join(f'--without {site}' for site in in_order(small)[:MOST_LINES])}" if small else ""
+    return "preflight: " + "; ".join(_cut(lines)) + left if lines else ""
 
 
 def _cut(lines: list[str]) -> list[str]:

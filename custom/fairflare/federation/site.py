@@ -202,7 +202,7 @@ class Site:
         return Answer(
             site=self.name,
             round=instruction.round.number,
-            n_examples=self.data.size("train") if self.data is not None else None,
+            n_examples=_count(self.data) if self.data is not None else None,
             metrics={"findings": packed(found, self.min_count), "versions": all_versions()},
             sealed=self.aggregation.statement(),
         )
@@ -282,15 +282,15 @@ class Site:
         return Answer(
             site=self.name,
             round=instruction.round.number,
-            n_examples=self._examples.size("train"),
+            n_examples=_count(self._examples),
             metrics=shared | self._trivial(instruction),
             personal=personal,
             clinical=self._clinical(cases, instruction.model if own is None else own),
         )
 
     def _is_used(self, instruction: Instruction) -> bool:
-        """Whether the model is said to be the one that the site uses after the last round."""
-        return self._is_final(instruction.round) and bool(instruction.orders.get(IN_USE))
+        """Whether the model is said to be the one that the site uses after the run, of the last or the best round."""
+        return self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
 
     def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
         """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
@@ -491,6 +491,11 @@ class Site:
     def _predict(self, split: SplitName, condense: Condense | None = None) -> Predictions:
         batches, way = self._examples.fixed(split, self.training.batch_size), condense or self.scoring.condense
         return predict(self.network, batches, self.execution.device, way, self.stop_if_aborted)
+
+
+def _count(data: SiteData) -> int:
+    """Training examples; of a site that only evaluates, cases."""
+    return data.size("train") or data.size("test")
 
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:

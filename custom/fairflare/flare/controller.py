@@ -18,7 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from fairflare.build.assembly import build_federation
+from fairflare.build.assembly import build_federation, site_names
 from fairflare.build.config import RunConfig
 from fairflare.build.initial import find
 from fairflare.build.parts import build_parts
@@ -105,6 +105,7 @@ class FairController(ModelController):
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
         self._early_end = EarlyEnd()
         self._begun = False
+        self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
@@ -133,6 +134,8 @@ class FairController(ModelController):
         self.info(f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
         for place in (folder, self._app_config()):
             find(config.init_from, place)
+        if config.evaluation:  # of a federation whose other sites have trained the model
+            self._asked = frozenset(site_names(config))
         parts = build_parts(config)
         for line in parts.origin.lines() if parts.origin else ():
             self.info(line)
@@ -157,7 +160,7 @@ class FairController(ModelController):
         return Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
 
     def sites(self) -> list[str]:
-        """Names of the clients that FLARE counts as connected, sorted.
+        """Names of the clients that FLARE counts as connected, sorted; in an evaluation of those that it asks.
 
         A client that is connected through another one is none of them: FLARE gives its tasks to that one's job.
 
@@ -172,7 +175,8 @@ class FairController(ModelController):
                 f"{_parent(child)}: FLARE's client hierarchy would never bring its answers here"
             )
         self._begun = True
-        return sorted(_name(client) for client in clients if not _parent(client))
+        names = sorted(_name(client) for client in clients if not _parent(client))
+        return [name for name in names if not self._asked or name in self._asked]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         """One FLARE task per group of sites with the same orders; yields the answers once all tasks are done.

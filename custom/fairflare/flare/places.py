@@ -25,6 +25,7 @@ from fairflare.federation.files import AUDIT
 from fairflare.federation.lock import SERVER_LOCK, Busy, locked
 from fairflare.federation.memory import WAIT
 from fairflare.federation.state import clear_half_written, write_atomically
+from fairflare.flare.braces import shown
 
 STATE = "fairflare_state"
 """Folder in a server's or a site's workspace with a folder per federation."""
@@ -50,7 +51,7 @@ def job_config(content: Mapping[str, Any], fl_ctx: FLContext) -> RunConfig:
             own.
     """
     try:
-        config = RunConfig.from_json(content)
+        config = RunConfig.from_json(shown(content))
     except UserError as error:
         raise DataError("configuration", str(error)) from None
     if config.options.get("datalists") and not (is_named() or fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)):

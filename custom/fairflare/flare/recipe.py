@@ -29,6 +29,7 @@ from fairflare.build.parts import without_folders, without_weights
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.federation.files import INITIAL
+from fairflare.flare.braces import hidden
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
@@ -221,6 +222,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, poll: float | None
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)
+    content = hidden(content)
     env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
     controller = FairController(content, task_check_period=period, env=env)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.

@@ -27,6 +27,7 @@ from fairflare.clinic.own_network import class_path
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.user_code import check_name
+from fairflare.flare.braces import shown as shown_braces
 from fairflare.flare.policy_file import Policy, read_policy
 
 EXECUTOR = "fairflare.flare.executor.FairExecutor"
@@ -189,7 +190,7 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) 
     """
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
     _expect(set(content) <= known, "config", f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
-    config = RunConfig.from_json(content)
+    config = RunConfig.from_json(shown_braces(content))
     options = config.options
     for key in ("datalists", "pretrained_weights"):
         _expect(not options.get(key), f"options: {key}", "none, for no job names a path at a site", "one")

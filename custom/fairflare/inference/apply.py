@@ -20,6 +20,7 @@ from fairflare.clinic.readers.geometry import geometry_of, looks_like_image, sli
 from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.readers.table_features import Feature, parsed, stacked
+from fairflare.clinic.readers.tables import read_columns
 from fairflare.core.validation import as_cell
 from fairflare.inference.modules import Whole
 
@@ -50,7 +51,7 @@ class Images:
 
 
 class Table:
-    """The rows of a CSV file as the network's module takes them.
+    """The rows of a table as the network's module takes them.
 
     Args:
         numbers: features that are scaled, each as the arguments of ``Feature``.
@@ -66,17 +67,19 @@ class Table:
 
     def tensor(self, path: str) -> Tensor:
         """float32 (N, F), nan where a number is missing; a missing column is a row of gaps."""
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, skipinitialspace=True))
-        names = {one.column for one in (*self.numbers, *self.plain)}
-        columns = {name: [(row.get(name) or "").strip() for row in rows] for name in names}
+        cells = read_columns(Path(path))
+        n = len(next(iter(cells.values())))
+        names = {name for one in (*self.numbers, *self.plain) for name in one.columns}
+        if not names & set(cells):
+            raise ValueError(f"table {Path(path).name}: expected columns {', '.join(sorted(names)[:6])}, found none")
+        columns = {name: cells.get(name, [""] * n) for name in names}
         arrays = parsed(Path(path).name, columns, (*self.numbers, *self.plain), self.gaps)
-        parts = [stacked(group, arrays, len(rows)) for group in (self.numbers, self.plain)]
+        parts = [stacked(group, arrays, n) for group in (self.numbers, self.plain)]
         return torch.from_numpy(np.concatenate(parts, axis=1)).float()
 
 
 def _feature(content: Mapping[str, Any]) -> Feature:
-    return Feature(**{**content, "values": tuple(content.get("values", ()))})
+    return Feature(**{**content, **{key: tuple(content.get(key, ())) for key in ("values", "no")}})
 
 
 @torch.no_grad()

@@ -30,10 +30,12 @@ COPIED = (
     "clinic/readers/pictures.py",
     "clinic/readers/stored.py",
     "clinic/readers/table_features.py",
+    "clinic/readers/tables.py",
     "inference/apply.py",
     "inference/modules.py",
 )
-"""Files that a bundle carries as ``scripts/NAME.py``; they import one another, numpy, torch and MONAI."""
+"""Files that a bundle carries as ``scripts/NAME.py``; they import one another, numpy, torch and MONAI, and pandas
+for Excel and Parquet alone."""
 REFERENCE = re.compile("[@%]#")
 """What MONAI replaces within a text."""
 IMPORT = re.compile(r"from fairflare\.(?:\w+\.)*(\w+) import")

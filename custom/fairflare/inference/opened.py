@@ -45,7 +45,7 @@ class Opened:
         model_sha256: hash of the model.
         adjustment: recalibration or thresholds; None: the model as it is.
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
-        scaling: of a table's numbers; None: by the task's constants, or by the table that is to be predicted.
+        scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
         remarks: what a user should know, one line each.
     """
@@ -75,14 +75,14 @@ class Opened:
 
 
 def open_run(
-    folder: Path, site: str = "", *, which: str = "final", site_files: Path | None = None, plain: bool = False
+    folder: Path, site: str = "", *, which: str = "", site_files: Path | None = None, plain: bool = False
 ) -> Opened:
     """The run in ``folder``, verified, with its model loaded; no training data are read.
 
     Args:
         folder: of a run in process, in the simulator, or of a downloaded one.
         site: one of the run's sites, as its report names them.
-        which: "final", or "best": the one that the run has chosen on validation data.
+        which: "final", or "best": the one that the run has chosen on validation data; "": whose results it shows.
         site_files: where the site keeps its own files, if not in the run's folder (a deployed site's workspace).
         plain: neither recalibration nor thresholds.
 
@@ -100,6 +100,7 @@ def open_run(
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
+    which = which or ("best" if config.headline == "best" and is_file(folder / BEST) else "final")
     known = list(about["sites"])
     if site and site not in known:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(site)}")

@@ -18,7 +18,7 @@ from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.geometry import Geometry, geometry_of
 from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
-from fairflare.clinic.readers.tables import read_table
+from fairflare.clinic.readers.tables import read_columns
 from fairflare.clinic.tensors import as_float, normalised
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
@@ -34,8 +34,6 @@ from fairflare.inference.whole import MARK
 
 RESULTS = "predictions.csv"
 MASKS = "masks"
-FEWEST = 20
-"""Rows from which on a table can be scaled by its own numbers."""
 BATCH = 16
 
 
@@ -98,9 +96,8 @@ def about(opened: Opened) -> dict[str, Any]:
 
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
-    cells = read_table(path)
-    columns = {str(name): [str(cell).strip() for cell in cells[name]] for name in cells.columns}
-    n = len(cells)
+    columns = read_columns(path)
+    n = len(next(iter(columns.values())))
     missing = [name for name in inputs.columns if name not in columns]
     if len(missing) == len(inputs.columns) or not n:
         lacks = "rows" if not n else f"columns {', '.join(inputs.columns[:6])} ..."
@@ -108,8 +105,8 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
     columns |= {name: [""] * n for name in missing}
     numbers, plain = inputs.features(path.name, columns)
-    scaling, said = _scaling(opened, numbers, path.name)
-    found += said + of_table(inputs, columns, numbers, scaling)
+    scaling = _scaling(opened, path.name)
+    found += of_table(inputs, columns, numbers, scaling)
     rows = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
 
     def batches() -> Iterator[Batch]:
@@ -125,16 +122,13 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
     return Predictions([label or "row", *header], table, probabilities, found)
 
 
-def _scaling(opened: Opened, numbers: np.ndarray, file: str) -> tuple[Scaling, list[str]]:
-    """The site's, or where none is named that of the table's own rows: each site of the run scales by its own."""
+def _scaling(opened: Opened, file: str) -> Scaling:
+    """The federation's or the site's; never that of the rows at hand, on which a patient's risk does not depend."""
     if opened.scaling is not None:
-        return opened.scaling, []
+        return opened.scaling
     if opened.site:
         raise UserError(f"--site {opened.site}: how it scales its numbers is not in the folder; see --site-files")
-    if len(numbers) < FEWEST:
-        text = f"the sites scale by their own rows: expected --site NAME, or at least {FEWEST} rows"
-        raise UserError(f"table {file}: {text}, got {len(numbers)}")
-    return Scaling.of(numbers), [f"scaled by its own {len(numbers)} rows, as every site of the run; see --site"]
+    raise UserError(f"table {file}: each site of the run scales by its own training rows: expected --site NAME")
 
 
 def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fairflare.clinic.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.clinic.readers.geometry import Geometry
+from fairflare.clinic.readers.table_features import plain
 from fairflare.core.validation import shown
 
 FAR = 6.0
@@ -26,7 +27,7 @@ def of_table(
     """Values that no training table can have, and numbers far from the training mean."""
     found = []
     for name, known in inputs.known.items():
-        cells = [_plain(cell) for cell in columns.get(name, ()) if cell and cell not in inputs.gaps]
+        cells = [plain(cell) for cell in columns.get(name, ()) if cell and cell not in inputs.gaps]
         strange = [cell for cell in cells if cell not in known]
         if strange:
             found.append(
@@ -43,11 +44,6 @@ def of_table(
                 f"training mean {mean:.4g} (sd {std:.4g}), e.g. {numbers[row, k]:.4g}"
             )
     return found
-
-
-def _plain(cell: str) -> str:
-    """ "1.0" as "1", as codes are written."""
-    return cell[:-2] if cell.endswith(".0") and cell[:-2].lstrip("-").isdigit() else cell
 
 
 def of_images(

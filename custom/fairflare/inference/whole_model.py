@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairflare.clinic.readers.stored import in_words
 from fairflare.core.errors import UserError
 from fairflare.federation.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.functional.recalibration import BEYOND
@@ -65,7 +66,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
         spec = {"_target_": f"{MODULES}.Pixels", **arguments}
         words = f"float32 (N, {channels}, {size}, {size}), values 0 to 255"
         example = torch.arange(2 * channels * size * size).remainder(251).float().view(2, channels, size, size)
-        return Pixels(**arguments), spec, example, words, []
+        return Pixels(**arguments), spec, example, words, [in_words(images.reader.window)]
     if table is None:
         raise UserError(f"task {opened.config.task}: its inputs are made by code; use --format state-dict")
     n, m = len(table.numbers), len(table.plain)

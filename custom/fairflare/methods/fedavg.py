@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg: the baseline that serves the majority."""
+"""FedAvg: the baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairflare.core.types import Paper
 method(
     "fedavg",
     title="FedAvg",
-    summary="Plain averaging by number of examples: the baseline that serves the majority.",
+    summary="Averages the sites' models by their number of examples: the baseline.",
     rule="fedavg",
     paper=Paper(
         authors="McMahan et al.",

@@ -78,6 +78,12 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
     }
 
 
+def views(numbers: Numbers, threshold: float) -> dict[str, Json]:
+    """ "" and group -> a view, as ``clinical_section`` has them, of what one site has released of one model."""
+    found = {cell: _view(numbers, cell, {}, threshold) for cell in ("", *_cells([numbers]))}
+    return {cell: view for cell, view in found.items() if view}
+
+
 def _second(about: Json) -> str | None:
     classes = about.get("classes") or []
     return str(classes[1]) if len(classes) == LEAST_CLASSES else None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has the model learned? It is held against an answer that needs no network, and its last rounds are looked at.
 
-Three rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
-have both. Nor has it where its risks are worse than none at more than half of the sites: its Brier score is no better
-than that of telling every patient the site's share, or, where no site says it, its log loss no better than a coin's
-(the log of the number of classes); this rule is left out where training adjusted the logits, which moves risks on
-purpose. It is *still improving* where, over the last quarter of the rounds (at least six), the straight line through
-the mean of the sites' validation scores rises by more than twice its standard error per round and by 0.01 in all; or where
-the same holds of the validation loss, falling by 5 % of its mean. Without validation data the training loss counts,
-falling by 10 %: it falls longer than a model gets better.
+Two rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
+have both: in the headline metric, or in log loss, a proper score that takes calibration in. The log loss to beat is
+that of the trivial answer, and at most that of even odds (log C): all that is asked of a task of the package, of
+training that adjusts logits, and where counts may not leave a site. It is *still improving* where, over the last
+quarter of the rounds (at least six), the straight line through the mean of the sites' validation scores rises by more
+than twice its standard error per round and by 0.01 in all; or where the same holds of the validation loss, falling by
+5 % of its mean. Without validation data the training loss counts, falling by 10 %: it falls longer than a model gets
+better.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.federation.clinical import CLINICAL
 from fairflare.report.fairness import mean
 from fairflare.report.metrics import chance, label
 from fairflare.report.trail import Trail
 from fairflare.report.values import in_order, number, plural, text
 
 Json = dict[str, Any]
-BINARY, MASKS = 2, "dice"
 TRIVIAL = "trivial"
 """Key of an evaluation in the log."""
 QUANTITIES = {"trivial": "mean over sites, without a network"}
@@ -41,7 +39,7 @@ LEAST = {"score": 0.01, "loss": 0.05, "train_loss": 0.10}
 
 
 def learned_section(
-    trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json, adjusted: bool = False
+    trail: Trail, rows: Sequence[Json], headline: str, higher: bool, about: Json, own: bool = False
 ) -> Json | None:
     """What the final model is held against, and whether its last rounds still brought something.
 
@@ -50,26 +48,22 @@ def learned_section(
         rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
         headline: the metric.
         higher: whether its higher values are better.
-        about: of the task: the metrics in words, with chance levels.
-        adjusted: whether training adjusted the logits, so that risks are not meant to be right.
+        about: of the task: the metrics in words, with chance levels, and the classes.
+        own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 
     Returns:
         learned: True, False, or None where it cannot be said; better and compared: at how many of how many sites the
-        model is better; rows: site, model, trivial, better; trivial: mean over sites; trend (see ``_trend``) and
-        still_improving; risks (see ``_risks``), None where nothing is known of them. None where nothing is known of a
-        trivial answer.
+        model is better; rows: site, model, trivial, better, loss and trivial_loss (None: not known); trivial: mean over
+        sites; trend (see ``_trend``) and still_improving. None where nothing is known of a trivial answer.
     """
-    held = [_row(trail, row, headline, higher, about) for row in rows]
+    held = [_row(trail, row, headline, higher, about, own) for row in rows]
     if all(row["trivial"] is None for row in held):
         return None
     both = [row for row in held if row["better"] is not None]
     better, trend = sum(row["better"] for row in both), _trends(trail, headline, higher)
-    risks = None if adjusted else _risks(trail, rows, len(about.get("classes") or ()) if headline != MASKS else 0)
-    learned = 2 * better >= len(both) if both else None
     return {
         "metric": headline,
-        "learned": False if risks and 2 * risks["better"] < risks["compared"] else learned,
-        "risks": risks,
+        "learned": 2 * better >= len(both) if both else None,
         "better": better,
         "compared": len(both),
         "trivial": mean({row["site"]: row["trivial"] for row in held}),
@@ -95,16 +89,9 @@ def verdict(summary: Mapping[str, Any]) -> str:
     found = summary.get("learned") or {}
     if found.get("learned") is not False:
         return ""
-    if 2 * found["better"] >= found["compared"] and (risks := found.get("risks")):
-        what = {"brier": "Brier score", "loss": "log loss"}[risks["metric"]]
-        held = {"brier": "of telling every patient the site's share", "loss": "of a coin"}[risks["metric"]]
-        return (
-            f"This model has not learned what to tell a patient: at {risks['compared'] - risks['better']} of "
-            f"{plural(risks['compared'], 'site')} its {what} is no better than that {held} (there "
-            f"{text(risks['trivial'])} on average; its own {text(risks['model'])}). Fewer rounds, a larger "
-            "train.weight_decay or a simpler model may help."
-        )
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
+    if said := _by_loss(found, summary, both):
+        return said
     means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
     whose = (
         ("The sites' own models have", "their", "they")
@@ -114,6 +101,21 @@ def verdict(summary: Mapping[str, Any]) -> str:
     return (
         f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
         f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
+    )
+
+
+def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequence[Json]) -> str:
+    """The sentence where it is the log loss that fails at most sites; "" elsewhere."""
+    failed = [
+        row for row in both if row.get("trivial_loss") is not None and not (row["loss"] or 0) < row["trivial_loss"]
+    ]
+    if 2 * len(failed) <= len(both):
+        return ""
+    whose = "The sites' own models have" if summary.get("used") else "This model has"
+    ours, least = (text(mean({row["site"]: row[key] for row in failed})) for key in ("loss", "trivial_loss"))
+    return (
+        f"{whose} not learned: at {len(failed)} of {_compared(found)} its risks are no better than each site's share "
+        f"of the classes, named for everyone (log loss {ours} on average there; that answer's {least})."
     )
 
 
@@ -149,7 +151,7 @@ def _still(trend: Json) -> str:
     )
 
 
-def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json) -> Json:
+def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json, own: bool) -> Json:
     splits = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
     value = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get(headline))
     if value is None and row["value"] is not None and headline in CERTAIN:
@@ -157,36 +159,20 @@ def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json) -> J
     better = None
     if value is not None and row["value"] is not None:
         better = row["value"] > value if higher else row["value"] < value
-    return {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
+    loss, least = number((row.get("test") or {}).get("loss")), _loss_to_beat(splits, about, own)
+    if better is not None and loss is not None and least is not None:
+        better = better and loss < least
+    found = {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
+    return {**found, "loss": loss, "trivial_loss": least}
 
 
-def _risks(trail: Trail, rows: Sequence[Json], classes: int) -> Json | None:
-    """How the model's risks compare with an answer that is the same for everybody, at each site's test patients.
-
-    Returns:
-        metric ("brier" or "loss"), better and compared (sites), model and trivial (means over these); None where no
-        site says either.
-    """
-    brier, loss = {}, {}
-    for row in rows:
-        site = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
-        clinical = site.get(CLINICAL) or {}
-        n, hits, score = (number(clinical.get(name)) for name in ("n", "positives", "brier"))
-        if n and hits is not None and score is not None and classes == BINARY:
-            brier[row["site"]] = (score, hits / n * (1 - hits / n))
-        found = number((site.get("test") or {}).get("loss"))
-        if found is not None and classes >= BINARY:
-            loss[row["site"]] = (found, math.log(classes))
-    metric, held = ("brier", brier) if brier else ("loss", loss)
-    if not held:
+def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | None:
+    """A site's log loss without a network; None for masks, whose loss is none of odds."""
+    classes = len(about.get("classes") or ()) if about.get("group_metric") == "accuracy" else 0
+    if classes < 2:
         return None
-    return {
-        "metric": metric,
-        "better": sum(model < trivial for model, trivial in held.values()),
-        "compared": len(held),
-        "model": mean({site: model for site, (model, _) in held.items()}),
-        "trivial": mean({site: trivial for site, (_, trivial) in held.items()}),
-    }
+    found = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get("loss")) if own else None
+    return min(math.log(classes), math.inf if found is None else found)
 
 
 def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:

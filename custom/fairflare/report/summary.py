@@ -90,11 +90,11 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, in_use, headline, higher, about, adjusted=bool(used) or _adjusts(config)),
+        "learned": learned_section(whole, in_use, headline, higher, about, _trained_as_is(config)),
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
-        "clinical": clinical_section(whole, config, about, sites),
+        "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
         "numbers": number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
@@ -110,13 +110,14 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
+def _trained_as_is(config: Json) -> bool:
+    """Whether the run was trained on a user's own data, with no logits adjusted."""
+    training = config.get("training") or {}
+    return "site_names" in (config.get("options") or {}) and not training.get("logit_tau")
+
+
 SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
-
-
-def _adjusts(config: Json) -> bool:
-    """Whether the sites trained on adjusted logits."""
-    return bool((config.get("training") or {}).get("logit_tau"))
 
 
 def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:

@@ -14,6 +14,9 @@ Entry = Mapping[str, Any]
 PERSONAL = "personal"
 """What stands in the log for results of sites' own models, and in config.json for what a run's results are of."""
 
+CLINICAL = "clinical"
+"""What stands there for calibration and decisions."""
+
 
 @dataclass
 class Trail:
@@ -67,6 +70,12 @@ class Trail:
         """The same records, with the results of the chosen model as the run's; as they are where it is the last one."""
         sites = self.best.get("sites") or {}
         return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
+
+    def with_clinical_of(self, other: Trail) -> Trail:
+        """This one where its sites say how they are calibrated, else ``other``: they say it of one model alone."""
+        return (
+            self if any(CLINICAL in (found or {}) for found in (self.evaluation.get("sites") or {}).values()) else other
+        )
 
     def of_own_models(self) -> Trail:
         """The same records, with the results of each site's own model as its results; none where it has no such."""

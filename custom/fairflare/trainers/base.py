@@ -108,6 +108,11 @@ class Trainer(ABC):
         return not (self.has_server_half or self.receives or self.heeds or self.keeps_personal_model or entries)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether sites use the round's model as it is: none has a model or layers of its own."""
+        return not self.keeps_personal_model and type(self).personal_entries is Trainer.personal_entries
+
+    @property
     def collects(self) -> bool:
         """Whether the server's half takes up single sites' answers, beside the rule that weighs them."""
         return type(self).collect is not Trainer.collect

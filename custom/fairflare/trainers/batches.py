@@ -16,14 +16,11 @@ PLACE = "place in the data"
 def local_batches(work: LocalWork) -> Iterator[Batch]:
     """The round's batches in order, not yet on the device.
 
-    With ``training.local_steps`` they are so many steps of one endless sequence of epochs per site, whose order follows
-    from the seed of the site's first round; where it stands is kept in ``work.memory``. With ``training.least_steps``
-    they are as many as the round's epochs have, but so many at least.
+    Where ``training.steps`` gives a number they are so many steps of one endless sequence of epochs per site, whose
+    order follows from the seed of the site's first round; where it stands is kept in ``work.memory``.
     """
     training = work.training
-    steps = training.local_steps
-    if training.least_steps is not None:
-        steps = max(training.least_steps, training.epochs * -(-work.data.size("train") // training.batch_size))
+    steps = training.steps(work.data.size("train"))
     if steps is None:
         for epoch in range(training.epochs):
             yield from work.data.training(training.batch_size, derive(work.seed, "epoch", epoch))

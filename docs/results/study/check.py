@@ -19,6 +19,8 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
+TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``.
+
 Every figure with three decimals, in whatever sentence, is a mean, an interval's end or a value of a line that it marks,
 and every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
 """
@@ -41,6 +43,7 @@ COMPARING = re.compile(
 )
 MARK = re.compile(r"<!-- (claim|only|without|count|mean|floor|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
+DRIFT = "drift/"
 _read = functools.cache(tables.read)
 VERDICTS = ("better", "worse", "cannot be told")
 
@@ -95,7 +98,7 @@ def claim(text: str, words: list[str]) -> tuple[str, set[str]]:
     row = _line(tables.DIFFERENCES, dict(zip(("task", "arm", "versus", "over", "metric"), words)))
     if row is None:
         return f"claim: no such line: {words}", set()
-    figures = {_plain(f"{float(row[key]):.3f}") for key in _NUMBERS if row[key]}
+    figures = {_plain(f"{float(row[key]):.3f}") for key in _NUMBERS if row.get(key)}
     return ("" if row["verdict"] == words[5] else f"claim: the files say {row['verdict']!r} of {words}"), figures
 
 
@@ -117,7 +120,7 @@ def count(text: str, words: list[str]) -> tuple[str, set[str]]:
     column, _, number = words[-1].partition("=")
     most, column = column.endswith("_most"), column.removesuffix("_most")
     wanted = {key: word for key, word in zip(("task", "arm", "metric"), words) if word != "*"}
-    rows = [row for row in _read(tables.JOINING) if all(row[key] == wanted[key] for key in wanted)]
+    rows = [row for row in _lines(tables.JOINING, words[0]) if all(row[key] == wanted[key] for key in wanted)]
     rows = [row for row in rows if row["arm"] != "trivial" or "arm" in wanted]
     if not rows or column not in rows[0]:
         return f"count: no such line: {words}", set()
@@ -177,8 +180,16 @@ _WORDS = (
 )  # fmt: skip
 
 
+@functools.cache
+def _lines(path: tables.Path, task: str) -> tables.Rows:
+    """The lines of the study's file; of a task "drift/...", of the file of that name in ``../drift``."""
+    if not task.startswith(DRIFT):
+        return _read(path)
+    return [{**row, "task": DRIFT + row["task"]} for row in tables.read(tables.HERE.parent / DRIFT / path.name)]
+
+
 def _line(path: tables.Path, wanted: dict[str, str]) -> dict[str, str] | None:
-    rows = (row for row in _read(path) if all(row.get(key) == value for key, value in wanted.items()))
+    rows = (row for row in _lines(path, wanted["task"]) if all(row.get(key) == value for key, value in wanted.items()))
     return next(rows, None)
 
 

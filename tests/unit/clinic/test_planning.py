@@ -8,15 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fairflare.app.arguments import plan_pairs
 from fairflare.app.fingerprints import plan_of_files, write_fingerprint
 from fairflare.build import plans, tasks
 from fairflare.build.config import RunConfig, make_config
+from fairflare.build.parts import build_parts
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
+from fairflare.clinic.linear_or_network import network_gain
 from fairflare.clinic.planning import cautions, plan
+from fairflare.clinic.tensors import Split
 from fairflare.core.errors import UserError
+from fairflare.core.training import Training
 
 
 def folder_of(root: Path, sizes: dict[str, int], edge: int = 40, colour: bool = False) -> Path:
@@ -82,16 +87,62 @@ def test_few_examples_make_no_few_steps():
     small = chosen("segmentation", {"a": Fingerprint(12), "b": Fingerprint(20)})
     large = chosen("segmentation", {"a": Fingerprint(800), "b": Fingerprint(900)})
     assert small["train.batch_size"] < large["train.batch_size"]
-    for found, usual in ((small, 16), (large, 850)):
-        passes = -(-usual // found["train.batch_size"])
-        assert max(found["train.least_steps"], passes) * found["train.rounds"] >= 300
+    assert steps_of(small, 12) * small["train.rounds"] >= 300
+    assert steps_of(large, 900) * large["train.rounds"] >= 300
+    assert steps_of(large, 900) > steps_of(small, 20) == steps_of(small, 12)
 
 
-def test_one_small_site_sets_no_batch_for_everybody():
-    prints = {"tiny": Fingerprint(26), **{f"site-{k}": Fingerprint(500) for k in range(3)}}
-    found = {one.setting: one for one in plan("classification", prints)}
-    assert found["train.batch_size"].value == 16
-    assert "a usual site has 500 training images" in str(found["train.batch_size"])
+def steps_of(found: dict[str, object], n: int) -> int:
+    """Local steps of a round at a site with n examples."""
+    own = {key.removeprefix("train."): value for key, value in found.items() if key.startswith("train.")}
+    steps = Training(**own).steps(n)
+    assert steps is not None
+    return steps
+
+
+def test_one_small_site_does_not_set_the_batch_of_all_and_a_large_one_sees_its_data():
+    found = chosen("classification", {"a": Fingerprint(26), "b": Fingerprint(800), "c": Fingerprint(7200)})
+    assert found["train.batch_size"] == 16
+    assert steps_of(found, 26) * 16 >= 26 and steps_of(found, 26) == 20  # few images, drawn out
+    assert steps_of(found, 800) * 16 == 800
+    assert steps_of(found, 7200) * 16 > 960 and steps_of(found, 7200) == found["train.most_steps"]
+    large = chosen("classification", {"a": Fingerprint(7000), "b": Fingerprint(7200), "c": Fingerprint(7400)})
+    assert steps_of(large, 7400) * large["train.batch_size"] >= 7400  # usual sites of this size: a whole pass
+
+
+def test_a_batch_says_which_site_it_is_of_and_has_room_for_every_class():
+    found = {one.setting: one for one in plan("classification", {"a": Fingerprint(21), "b": Fingerprint(59)})}
+    assert str(found["train.batch_size"]) == (
+        "batch_size 8: a usual site has 40 training images; a smaller one takes what it has"
+    )
+    assert chosen("classification", {"a": Fingerprint(20, classes=10)})["train.batch_size"] == 16
+
+
+def test_a_table_gets_a_linear_model_whose_penalty_follows_from_rows_and_columns():
+    wide = chosen("tabular", {"a": Fingerprint(100, features=206), "b": Fingerprint(200, features=206)})
+    narrow = chosen("tabular", {"a": Fingerprint(1000, features=6), "b": Fingerprint(2000, features=6)})
+    assert (wide["task.model"], narrow["task.model"]) == ("linear", "linear")
+    assert wide["train.weight_decay"] == round(206 / 600, 4) and narrow["train.weight_decay"] == 0.001
+    assert wide["train.lr"] < narrow["train.lr"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "model"), [((0.05, 0.02), "mlp"), ((0.05, -0.04), "linear"), ((None, 0.001), "linear")]
+)
+def test_a_table_gets_a_network_where_validation_at_most_sites_is_better_with_one(gains, model):
+    prints = {f"s{k}": Fingerprint(500, features=6, network_gain=gain) for k, gain in enumerate(gains)}
+    found = chosen("tabular", prints)
+    assert found["task.model"] == model and ("train.weight_decay" in found) is (model == "linear")
+
+
+def test_what_a_network_gains_is_measured_on_validation_rows():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(900, 2)).astype(np.float32))
+    crossed, straight = ((x[:, 0] * x[:, 1]) > 0).long(), (x[:, 0] > 0).long()
+    for labels, gains in ((crossed, True), (straight, False)):
+        found = network_gain(Split(x[:600], labels[:600]), Split(x[600:], labels[600:]))
+        assert found is not None and (found > 0.05) is gains
+    assert network_gain(Split(x[:100], crossed[:100]), Split(x[600:], crossed[600:])) is None
 
 
 def test_size_channels_and_scaling_are_agreed_by_sites_that_count_alike():
@@ -123,7 +174,7 @@ def test_sites_whose_pixels_differ_in_width_are_named():
 
 
 def test_tables_have_no_images_and_nothing_known_is_no_plan():
-    assert all(name.startswith("train.") for name in chosen("tabular", {"a": Fingerprint(100)}))
+    assert all(name.startswith(("train.", "run.")) for name in chosen("tabular", {"a": Fingerprint(100)}))
     assert plan("segmentation", {}) == [] and plan("heart", {"a": Fingerprint(100)}) == []
 
 
@@ -131,10 +182,10 @@ def test_a_run_on_a_users_folder_has_the_plans_settings_in_its_configuration_wit
     sizes = {"a": 12, "b": 30}
     config = make_config("fedavg", "classification", values=values_of(folder_of(tmp_path, sizes), sizes))
     assert (config.options["size"], config.options["channels"]) == (32, 1)
-    assert config.training["batch_size"] == 4 and config.training["least_steps"] >= 12
-    assert "batch_size 4: a usual site has 21 training images; smaller ones take what they have" in plans.reasons(
-        config
-    )
+    assert config.training["batch_size"] == 4 and config.training["fewest_steps"] >= 12
+    assert (config.best_by, config.headline) == ("mean", "best")
+    line = "batch_size 4: a usual site has 21 training images; a smaller one takes what it has"
+    assert line in plans.reasons(config)
     assert RunConfig.from_json(config.to_json()) == config
 
 
@@ -144,9 +195,37 @@ def test_what_the_user_sets_wins_and_takes_what_goes_with_it(tmp_path):
     own = {"channels": 1, "epochs": 3, "train.batch_size": 7}
     config = make_config("fedavg", "classification", values=values_of(tmp_path, sizes, **own), rounds=2)
     assert (config.options["channels"], config.options["mean"], config.options["std"]) == (1, "", "")
-    found = {key: config.training[key] for key in ("epochs", "least_steps", "batch_size", "rounds")}
-    assert found == {"epochs": 3, "least_steps": None, "batch_size": 7, "rounds": 2}
+    found = {key: config.training[key] for key in ("epochs", "fewest_steps", "most_steps", "batch_size", "rounds")}
+    assert found == {"epochs": 3, "fewest_steps": None, "most_steps": None, "batch_size": 7, "rounds": 2}
     assert not any(line.startswith(("batch_size", "channels")) for line in plans.reasons(config))
+    config = make_config("fedavg", "classification", values=values_of(tmp_path, sizes, local_steps=5, best_by="none"))
+    found = {key: config.training[key] for key in ("local_steps", "fewest_steps")}
+    assert found == {"local_steps": 5, "fewest_steps": None} and config.headline == "final"
+
+
+@pytest.mark.parametrize("method", ["solo", "fedbn", "ditto"])
+def test_a_method_without_one_model_for_all_chooses_no_round_by_itself(tmp_path, method):
+    sizes = {"a": 12, "b": 30}
+    config = make_config(method, "classification", values=values_of(folder_of(tmp_path, sizes), sizes))
+    assert (config.best_by, config.headline) == ("none", "final")
+
+
+def test_trained_weights_are_trained_on_at_a_lower_rate_and_the_plan_says_so(tmp_path):
+    sizes = {"a": 12, "b": 30}
+    values = values_of(folder_of(tmp_path, sizes), sizes)
+    torch.save(make_parts("fedavg", values), tmp_path / "weights.pt")
+    config = make_config("fedavg", "classification", values={**values, "init_from": str(tmp_path / "weights.pt")})
+    assert config.training["lr"] == pytest.approx(2e-4)
+    assert "lr 0.0002: starts from trained weights, 0.2 of the usual 0.001 (--set lr=0.001)" in plans.reasons(config)
+    own = make_config(
+        "fedavg", "classification", values={**values, "init_from": str(tmp_path / "weights.pt"), "lr": 0.001}
+    )
+    assert own.training["lr"] == 0.001 and not any(line.startswith("lr ") for line in plans.reasons(own))
+
+
+def make_parts(method: str, values: dict[str, object]) -> dict[str, torch.Tensor]:
+    """The initial model of a run."""
+    return build_parts(make_config(method, "classification", values=values)).model
 
 
 def test_a_named_preset_is_taken_as_it_is(tmp_path):
@@ -172,7 +251,7 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     assert found == plans.plan_for("classification", values_of(tmp_path, sizes))
     pairs = plan_pairs(tmp_path / "plan.json", "classification", ("train.epochs=2", "size=48"))
     names = {pair.partition("=")[0] for pair in pairs}
-    assert names == {"channels", "mean", "std", "batch_size", "rounds"}
+    assert names == {"channels", "mean", "std", "batch_size", "rounds", "best_by", "headline"}
     with pytest.raises(UserError, match="is of classification data"):
         plan_pairs(tmp_path / "plan.json", "segmentation", ())
     with pytest.raises(UserError, match="second fingerprint of site a"):

@@ -360,3 +360,31 @@ def test_a_site_with_warnings_alone_is_said_to_be_usable(capsys):
     ]
     console.findings({"a": found[:1]}, False)
     assert capsys.readouterr().out.splitlines()[-1] == "no errors: the data can be used"
+
+
+def test_a_tiny_site_is_named_with_the_flag_that_leaves_it_out(tmp_path, capsys):
+    sites = ["north", "south", "tiny"]
+    write_images(tmp_path / "data", masks=False, sites=sites)
+    path = tmp_path / "data" / "client_tiny.json"
+    lists = json.loads(path.read_text())
+    path.write_text(json.dumps({key: found[:1] for key, found in lists.items()}))
+    own = [str(tmp_path / "data"), "--kind", "classification", "--classes", "2", "--set", "group_by=none"]
+    with pytest.raises(SystemExit):
+        main(["preflight", *own])
+    assert capsys.readouterr().err.endswith("no run can start; without it: --without tiny\n")
+    main(["preflight", *own, "--without", "tiny"])
+    assert "tiny" not in capsys.readouterr().out
+    run = ["run", "fedavg", "--datalists", *own, "--rounds", "1", "--no-solo", "--out"]
+    with pytest.raises(SystemExit):
+        main([*run, str(tmp_path / "refused")])
+    assert "; left out with --without tiny" in capsys.readouterr().err
+    main([*run, str(tmp_path / "run"), "--without", "tiny"])
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["site_names"] == "north,south"
+    capsys.readouterr()
+    for left, words in (
+        ("tinny", "--without: unknown site 'tinny'; did you mean tiny?"),
+        ("", "--without: unknown site"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*run, str(tmp_path / "none"), "--without", left])
+        assert words in capsys.readouterr().err

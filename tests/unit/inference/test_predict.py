@@ -41,14 +41,11 @@ def test_a_hospitals_figures_come_out_again(heart_run, tmp_path, capsys):
         assert np.mean((p - labels) ** 2) == pytest.approx(brier, abs=1e-6)
 
 
-def test_without_a_site_a_table_is_scaled_by_its_own_rows(heart_run, tmp_path, capsys):
+def test_where_each_site_scales_by_its_own_rows_a_table_needs_a_site(heart_run, tmp_path, capsys):
     write_patients(tmp_path / "new.csv", "Hungary")
     code, _, err = call(capsys, "predict", heart_run, tmp_path / "new.csv", "--out", tmp_path / "p")
-    assert code == 0 and "scaled by its own" in err and "--site NAME applies it" in " ".join(err.split())
-    few = (tmp_path / "new.csv").read_text().splitlines()[:5]
-    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
-    code, _, err = call(capsys, "predict", heart_run, tmp_path / "few.csv", "--out", tmp_path / "q")
-    assert code == 2 and "at least 20 rows" in err and not (tmp_path / "q").exists()
+    assert code == 2 and "scales by its own training rows: expected --site NAME" in " ".join(err.split())
+    assert not (tmp_path / "p").exists()
 
 
 def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
@@ -179,7 +176,7 @@ def test_images_unlike_the_training_are_named(photo_run, tmp_path, capsys):
 
 def test_nothing_is_overwritten_and_nothing_half_written(heart_run, tmp_path, capsys):
     write_patients(tmp_path / "t.csv", "VA")
-    place = ["predict", heart_run, tmp_path / "t.csv", "--out", tmp_path / "p"]
+    place = ["predict", heart_run, tmp_path / "t.csv", "--site", "VA", "--out", tmp_path / "p"]
     assert call(capsys, *place)[0] == 0
     before = (tmp_path / "p" / "predictions.csv").read_bytes()
     code, _, err = call(capsys, *place)

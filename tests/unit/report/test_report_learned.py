@@ -83,3 +83,20 @@ def test_losses_count_where_scores_stand_still_and_training_losses_without_valid
     assert section([0.6], [0.3], scores=[0.7] * 24, losses=falling)["trend"]["of"] == "loss"
     assert section([0.6], [0.3], losses=falling, name="train_loss")["trend"]["of"] == "train_loss"
     assert section([0.6], [0.3], scores=[0.7] * 24, losses=falling, name="train_loss")["trend"] is None
+
+
+ODDS = {**ABOUT, "classes": ["well", "ill"], "group_metric": "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("own", "loss", "learned"), [(True, 0.5, True), (True, 0.65, False), (False, 0.65, True), (False, 1.9, False)]
+)
+def test_a_loss_above_that_of_the_classes_shares_is_nothing_learned_however_high_the_accuracy(own, loss, learned):
+    beside = {"trivial": {"test": {"balanced_accuracy": 0.5, "loss": 0.6}}}
+    rows = [{"site": f"s{k}", "value": 0.8, "test": {"loss": loss}} for k in range(3)]
+    trail = Trail(evaluation={"sites": {row["site"]: beside for row in rows}})
+    found = learned_section(trail, rows, "balanced_accuracy", True, ODDS, own)
+    assert found["learned"] is learned
+    said = verdict(summary(found, "balanced_accuracy"))
+    assert bool(said) is not learned and (learned or f"log loss {loss}" in said and "at 3 of 3 sites" in said)
+    assert found["rows"][0]["trivial_loss"] == pytest.approx(0.6 if own else 0.693, abs=1e-3)

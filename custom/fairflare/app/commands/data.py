@@ -9,8 +9,11 @@ from typing import Any
 import click
 
 from fairflare.app.arguments import KINDS, own_names, parse_pairs
-from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option
+from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option, without_option
 from fairflare.core.errors import RunFailed, UserError
+
+FEW = 3
+"""Sites with errors that are named with the flags that leave them out."""
 
 
 @click.command()
@@ -21,6 +24,7 @@ from fairflare.core.errors import RunFailed, UserError
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
 @click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
 @accept_option
+@without_option
 @set_option
 @as_json
 def preflight(
@@ -31,6 +35,7 @@ def preflight(
     site: str | None,
     method: str | None,
     accept: tuple[str, ...],
+    without: tuple[str, ...],
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -51,7 +56,8 @@ def preflight(
     with Counter("looking at the data") as counter:
         from fairflare.app.preflight import Question, check, leaving
 
-        found = check(path, Question(kind or task or "", classes, values, site, method, accepted), counter.saw)
+        asked = Question(kind or task or "", classes, values, site, method, accepted, without)
+        found = check(path, asked, counter.saw)
     if as_json:
         shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
         console.dump(shown if path.is_dir() else next(iter(shown.values())))
@@ -59,7 +65,13 @@ def preflight(
         console.findings(found, path.is_dir())
     if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
         where = f" at {some(broken)}" if path.is_dir() else ""
-        raise RunFailed(f"preflight: the data{where} have errors, no run can start")
+        other = len(broken) < len(found) and len(broken) <= FEW
+        left = f"; without {_these(broken)}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
+        raise RunFailed(f"preflight: the data{where} have errors, no run can start{left}")
+
+
+def _these(sites: list[str]) -> str:
+    return "it" if len(sites) == 1 else "them"
 
 
 @click.command()

@@ -70,7 +70,9 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        lists = {key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep", "without")}
+        lists: dict[str, Any] = {
+            key: _names(given[key]) for key in ("classes", "groups", "categories", "leave_out", "keep", "without")
+        }
         texts = {key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")}
         chosen = Choices(
             **lists,

@@ -20,9 +20,8 @@ site_files_option = click.option(
 which_option = click.option(
     "--which",
     type=click.Choice(("final", "best")),
-    default="final",
-    show_default=True,
-    help="The last round's model, or the one that the run has chosen on validation data.",
+    default="",
+    help="The last round's model, or the one chosen on validation data; by default that whose results the run shows.",
 )
 plain_option = click.option("--plain", is_flag=True, help="Neither recalibration nor thresholds.")
 code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")

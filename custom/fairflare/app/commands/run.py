@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--solo/--no-solo",
     default=None,
-    help="Each site also trains alone, and says what joining gives it; by default on tables and on your own data.",
+    help="Each site also trains alone, and says what joining gives it; by default on tables and your own data.",
 )
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
 @run_options
@@ -92,16 +92,17 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
         solo: None: neither was given.
         env: where it runs; a deployed federation has to be asked.
     """
-    from fairflare.app import console
-    from fairflare.build import tasks
-    from fairflare.build.benefit import asks_by_itself, with_benefit
+    from fairflare.app.console import note
+    from fairflare.build.benefit import asks_by_itself, with_benefit, words
 
     if solo is None:
         given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
-        if solo and not tasks.known(config.task).quick:
-            console.note("each site also trains alone, to say what joining gives: about as long again (--no-solo: not)")
+        found = with_benefit(config, solo)
+        if by_itself and found.solo and (said := words(found)):
+            note(said)
+        return found
     return with_benefit(config, solo)
 
 

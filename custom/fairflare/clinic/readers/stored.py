@@ -78,6 +78,18 @@ def unreadable(path: Path, why: str) -> DataError:
     return DataError("unreadable", f"{path.name}: cannot be read as an image ({why})")
 
 
+def in_words(window: str) -> str:
+    """How values without a natural range become 0 to 255, for somebody who prepares them without this package."""
+    begin = "of DICOM and NIfTI, rescaled and MONOCHROME1 turned round, become 0 to 255"
+    if (ends := ends_of(window)) is not None:
+        return f"values from {ends[0]:g} to {ends[1]:g} {begin}"
+    if window == FILE:
+        return f"values within each file's own window {begin}"
+    others = f"values between each image's percentiles {LOW:g} and {HIGH:g} {begin}"
+    low, high = HOUNSFIELD
+    return others if window else f"{others}; Hounsfield units those from {low:g} to {high:g}"
+
+
 class WrongHeaderError(ValueError):
     """What a header says cannot be; the text says what."""
 

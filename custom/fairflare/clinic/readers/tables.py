@@ -9,6 +9,7 @@ import datetime
 import math
 import numbers
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -28,9 +29,13 @@ SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET)
 LONGEST_CELL = 32_768
 """Characters of a cell, about what Excel takes."""
 MOST_COLUMNS = 20_000
+LARGEST_EXCEL = 2**30
+"""Bytes of an Excel file's parts, unpacked."""
 LONGEST_LINE = 2**24
 """Characters of a line of a text file."""
 DELIMITERS = ",;\t|"
+SAID = re.compile(r"sep=([,;|\t])")
+"""What Excel writes into the first line where it says the delimiter."""
 SAMPLE = 2**16
 """Bytes that show how a file is written."""
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/a", "#nv"})
@@ -38,9 +43,14 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/
 ROWS_LOOKED_AT = 50
 """Lines that show what delimits the cells."""
 
-DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")
-"""A number with a decimal comma, and thousands marked by points."""
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+")
+ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+GERMAN = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+"""Whole numbers of at least 1000 with marks of thousands; those with one mark may be decimals."""
+COMMA = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(\.\d{3}){2,}")
+POINT = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(,\d{3}){2,}")
+"""Numbers whose decimals begin with a comma, or a point."""
+IN_COMMAS, IN_POINTS = (COMMA, ENGLISH), (POINT, GERMAN)
+NUMBER = re.compile(rf"[+-]?\d+([eE][+-]?\d+)?|{ENGLISH.pattern}|{GERMAN.pattern}|{COMMA.pattern}|{POINT.pattern}")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -57,16 +67,28 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if path.suffix.lower() in PARQUET:
+        return _parquet(path)
+    names, rows = _cells(path)
+    return pd.DataFrame(rows, columns=names, dtype=object)
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Column -> its cells, as ``read_table`` reads them; of a text file without pandas."""
+    if path.suffix.lower() in PARQUET:
+        table = read_table(path)
+        return {name: list(table[name]) for name in table.columns}
+    names, rows = _cells(path)
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         if not path.stat().st_size:
-            raise _refused(path, "empty", "expected a table, got an empty file")
-        kind = path.suffix.lower()
-        if kind in PARQUET:
-            return _parquet(path)
-        names, rows = _table(path, _excel_rows(path) if kind in EXCEL else _text_rows(path))
+            raise _refused(path, "unreadable", "expected a table, got an empty file")
+        return _table(path, _excel_rows(path) if path.suffix.lower() in EXCEL else _text_rows(path))
     except OSError as error:
-        raise DataError("unreadable", f"table {path.name}: cannot be read ({error.strerror})") from None
-    return pd.DataFrame(rows, columns=names, dtype=object)
+        raise _refused(path, "unreadable", f"cannot be read ({error.strerror})") from None
 
 
 def as_cell(value: object) -> str:
@@ -103,18 +125,18 @@ def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str]
         row = [cell.strip() for cell in cells]
         if len(row) > len(names) and any(row[len(names) :]):
             text = f"{place}: expected {len(names)} cells, as the header has, got {len(row)}"
-            raise _refused(path, "cells", text)
+            raise _refused(path, "unreadable", text)
         longest = max(map(len, row), default=0)
         if longest > LONGEST_CELL:
             at = next(k for k, cell in enumerate(row) if len(cell) == longest)
             text = (
                 f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters, got {longest:,}"
             )
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
         if any(row):
             found.append((row + [""] * (len(names) - len(row)))[: len(names)])
     if not names:
-        raise _refused(path, "empty", "expected a table, got an empty file")
+        raise _refused(path, "unreadable", "expected a table, got an empty file")
     kept = [k for k, name in enumerate(names) if name or any(row[k] for row in found)]
     if len(kept) < len(names):
         found = [[row[k] for k in kept] for row in found]
@@ -131,24 +153,28 @@ def _names(path: Path, cells: Sequence[str]) -> list[str]:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if len(names) > MOST_COLUMNS:
-        raise _refused(path, "columns", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
+        raise _refused(path, "column", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
     if not any(names):
-        raise _refused(path, "empty", "expected column names in the first row, got none")
+        raise _refused(path, "unreadable", "expected column names in the first row, got none")
     long = next((name for name in names if len(name) > LONGEST_CELL), None)
     if long is not None:
         text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {len(long):,}"
-        raise _refused(path, "long_cell", text)
+        raise _refused(path, "unreadable", text)
     twice = next((name for name, n in Counter(names).items() if name and n > 1), None)
     if twice is not None:
-        raise _refused(path, "twice", f"expected every column once, got {shown(twice)} twice")
+        raise _refused(path, "column", f"expected every column once, got {shown(twice)} twice")
 
 
 def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The rows of a text file; where the comma is not the delimiter, with decimal points for decimal commas."""
     encoding = _encoding(path)
     with path.open(encoding=encoding, newline="") as file:
-        delimiter = _delimiter(list(islice(_lines(path, file), ROWS_LOOKED_AT)))
+        head = list(islice(_lines(path, file), ROWS_LOOKED_AT))
+    said = SAID.fullmatch(head[0].strip()) if head else None
+    delimiter = said[1] if said else _delimiter(head)
     with path.open(encoding=encoding, newline="") as file:
+        if said:
+            file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
         rows = _parsed(path, reader)
         if delimiter == ",":
@@ -166,7 +192,7 @@ def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
     except csv.Error as error:
         if "field limit" in str(error):
             text = f"line {reader.line_num}: expected cells of at most {LONGEST_CELL:,} characters, got a longer one"
-            raise _refused(path, "long_cell", text) from None
+            raise _refused(path, "unreadable", text) from None
         text = f"line {reader.line_num}: cannot be read as CSV: a quotation mark is not closed, or text follows one"
         raise _refused(path, "unreadable", text) from None
 
@@ -179,7 +205,7 @@ def _lines(path: Path, file: Any) -> Iterator[str]:
             return
         if len(line) == LONGEST_LINE:
             text = f"line {n}: expected cells of at most {LONGEST_CELL:,} characters, got a line of over {len(line):,}"
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
         yield line
 
 
@@ -233,30 +259,43 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 def _with_points(path: Path, rows: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """The rows with decimal points in columns whose numbers have decimal commas."""
+    """The rows with decimal points, and no marks of thousands, in columns of numbers with decimal commas.
+
+    1,234 and 1.234 are what the file's other numbers say: DataError where these say nothing, and 1.234 may be 1234.
+    """
     found = list(rows)
-    width = max((len(cells) for _, cells in found), default=0)
-    marked, doubtful = [], []
-    for k in range(width):
+    columns: dict[int, list[str]] = {}
+    for k in range(max((len(cells) for _, cells in found), default=0)):
         cells = [row[k].strip() for _, row in found[1:] if k < len(row)]
-        present = [cell for cell in cells if cell.lower() not in MISSING]
-        if not present or not all(DECIMAL.fullmatch(cell) for cell in present):
-            continue
-        if any("," in cell or cell.count(".") > 1 for cell in present):
-            marked.append(k)
-        else:
-            doubtful += [k] if any(THOUSANDS.fullmatch(cell) for cell in present) else []
-    if marked and doubtful:
-        name = shown(found[0][1][doubtful[0]].strip())
-        example = next(row[doubtful[0]].strip() for _, row in found[1:] if "." in row[doubtful[0]])
-        text = f"column {name}: {example} may be {example.replace('.', '')} or {example} in a file with decimal commas"
-        raise _refused(path, "number", f"{text}: write these numbers without marks of thousands")
-    for at, (place, cells) in enumerate(found):
-        if at:
-            for k in marked:
-                if k < len(cells):
-                    cells[k] = cells[k].replace(".", "").replace(",", ".")
-        yield place, cells
+        columns[k] = [cell for cell in cells if ("," in cell or "." in cell) and cell.lower() not in MISSING]
+        if not all(NUMBER.fullmatch(cell) for cell in cells if cell.lower() not in MISSING):
+            columns[k] = []
+    commas, points = ({k for k, cells in columns.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
+    for k, cells in columns.items():
+        if k in commas and k in points:
+            raise _refused(path, "number", f"column {shown(found[0][1][k].strip())}: mixes decimal points and commas")
+        doubtful = k not in commas and k not in points and any("," in cell or commas for cell in cells)
+        if doubtful and bool(commas) == bool(points):
+            text = f"column {shown(found[0][1][k].strip())}: {cells[0]} may be {cells[0].replace(',', '.')}"
+            either = f"{text} or {cells[0].replace(',', '').replace('.', '')}"
+            raise _refused(path, "number", f"{either}: expected decimal points throughout, and no marks of thousands")
+        if k in commas or (doubtful and commas):
+            _replace(found, k, ".", ",")
+        elif doubtful or any("," in cell for cell in cells):
+            _replace(found, k, ",", ".")
+    yield from found
+
+
+def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
+    """Whether a cell can only be a number with these decimals."""
+    return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
+
+
+def _replace(rows: list[tuple[str, list[str]]], k: int, thousands: str, decimal: str) -> None:
+    """Decimal points, and no marks of thousands, in column ``k``."""
+    for _, row in rows[1:]:
+        if k < len(row) and row[k].strip().lower() not in MISSING:
+            row[k] = row[k].replace(thousands, "").replace(decimal, ".")
 
 
 def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -264,21 +303,33 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     import pandas as pd
 
     try:
+        if zipfile.is_zipfile(path) and sum(one.file_size for one in zipfile.ZipFile(path).infolist()) > LARGEST_EXCEL:
+            raise _refused(
+                path, "unreadable", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
+            )
         with pd.ExcelFile(path) as book:
-            sheets = {
-                str(name): book.parse(name, header=None, dtype=object, na_filter=False) for name in book.sheet_names
-            }
+            sheets = {str(name): _sheet(book, name) for name in book.sheet_names}
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
+    except DataError:
+        raise
     except Exception as error:  # the packages raise their own errors
         raise _refused(path, "unreadable", f"cannot be read as Excel ({type(error).__name__})") from None
     full = [name for name, sheet in sheets.items() if sheet.size]
     if len(full) > 1:
         names = ", ".join(map(shown, full))
-        raise _refused(path, "sheets", f"expected one sheet with cells, got {names}: save the one that counts alone")
+        raise _refused(
+            path, "unreadable", f"expected one sheet with cells, got {names}: save the one that counts alone"
+        )
     for name in full:
         for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
             yield f"row {row}", [as_cell(cell) for cell in cells]
+
+
+def _sheet(book: Any, name: str) -> Any:
+    import pandas as pd
+
+    return pd.read_excel(book, sheet_name=name, header=None, dtype=object, na_filter=False)
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -302,5 +353,5 @@ def _parquet(path: Path) -> pd.DataFrame:
         longest = table[name].str.len().max() if len(table) else 0
         if longest > LONGEST_CELL:
             text = f"{shown(name)}: expected cells of at most {LONGEST_CELL:,} characters, got one of {longest:,}"
-            raise _refused(path, "long_cell", text)
+            raise _refused(path, "unreadable", text)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -15,34 +16,55 @@ from fairflare.clinic.base import OPEN_SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.inputs import Scaling, TableInputs
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.readers.table_features import Feature, parsed, stacked
-from fairflare.clinic.readers.tables import SUFFIXES, read_table
+from fairflare.clinic.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.clinic.site_config import SiteConfig
+from fairflare.clinic.table_columns import (
+    Column,
+    as_scaling,
+    as_text,
+    features_of,
+    names_of,
+    open_levels,
+    read_columns,
+    read_scaling,
+)
+from fairflare.clinic.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import some
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.core.validation import Names
+from fairflare.core.validation import Names, Text, shown
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
 FEWEST = 10
+GAPS = tuple(sorted({form for word in MISSING if word for form in (word, word.upper(), word.title(), "NaN")}))
+"""Words that stand for a missing value, as far as they are no level of their column."""
 
 
 @dataclass(frozen=True)
 class Tabular(OwnData):
-    """One CSV or Parquet file per site with named columns: a label, features that are numbers, and attributes.
+    """One table per site (CSV, Excel, Parquet) with named columns: a label, features, and attributes.
 
-    Rows without a label are left out. Each site fills gaps with its own training median and scales with its own
-    training mean and spread. A column "split" with train, val or test fixes the split; without one it is drawn from
-    ``data_seed``.
+    Rows without a label are left out. A column "split" with train, val or test fixes the split; without one it is drawn
+    from ``data_seed``. Numbers are scaled by what ``scaling`` says, which a run fills in from all sites' training rows
+    (``table_fingerprint``), so that a patient's risk depends on that patient alone. Categories become a 0 or 1 for each
+    level and one for every other value, and are not scaled.
 
     Args:
-        datalists: folder with <site>.csv or <site>.parquet per site on this machine.
+        datalists: folder with a table per site on this machine, <site>.csv or with another of the suffixes.
         site_names: the sites; filled from the folder.
         labels: number of classes (the label column then holds 0, 1, ...), or the names that it holds.
         label: the label's column.
-        features: columns, separated by commas; never a column that is known only after the outcome.
+        features: columns, separated by commas, a name with a comma in double quotes; never a column that is known only
+            after the outcome.
+        columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
+            [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
+            "number"}, each with "missing": true for a feature that says that the cell is empty. A run fills in levels.
+        scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
+            each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
+            what the sites have agreed on; where a task is made without a plan, as "site".
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
@@ -71,6 +93,8 @@ class Tabular(OwnData):
     labels: Names = "2"
     label: str = "label"
     features: Names = ""
+    columns: Annotated[str, Text(most=2**20)] = ""
+    scaling: Annotated[str, Text(most=2**21)] = ""
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
@@ -86,24 +110,27 @@ class Tabular(OwnData):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
         expect("features", self.label not in self._features(), f"no {self.label!r}, which is the label", self.features)
+        columns = self._read_columns()
+        numbers, _ = features_of(self._features(), columns)
+        scaling = read_scaling(self.scaling, len(numbers))
+        # One way to write each, so that a run is the same however its options were spelled.
+        object.__setattr__(self, "columns", as_text(columns))
+        object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
 
     def network(self) -> nn.Module:
         """Features (N, F) -> logits (N, classes)."""
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
-        return own_network.build(self.model, (len(self._features()),), (len(self.classes),))
+        inputs = self.table_inputs()
+        n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
+        return own_network.build(self.model, (n,), (len(self.classes),))
 
     def read(self, own: SiteConfig) -> TensorData:
         """The table's rows, scaled."""
-        table = Path(own.data_root) / own.datalist
-        if not table.is_file():
-            raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
-        columns = self._columns(table)
-        rows = self._rows(table.name, columns)
-        features = [Feature(name) for name in self._features()]
-        numbers = stacked(features, parsed(table.name, columns, features), len(columns[self.label]))
-        labels = self._labels(table.name, columns[self.label])
-        scaling = scaled_by(numbers[rows["train"]])
-        inputs = scaling(numbers)
+        table, columns, rows, labels = self._table(own)
+        prepared = self._inputs()
+        numbers, plain = prepared.features(table.name, columns)
+        scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
+        inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
         splits = {
             name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
             for name, index in rows.items()
@@ -114,14 +141,23 @@ class Tabular(OwnData):
 
     def table_inputs(self) -> TableInputs | None:
         """The columns of ``features``; none where ``build_data`` makes the inputs."""
-        if self.build_data:
-            return None
-        attributes = self.attributes
-        return TableInputs(
-            numbers=tuple(Feature(name) for name in self._features()),
-            known=attributes,
-            attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
-        )
+        return None if self.build_data else self._inputs()
+
+    @property
+    def lacks_levels(self) -> bool:
+        """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
+        return bool(open_levels(self._read_columns()))
+
+    def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
+        """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
+        table, columns, rows, _ = self._table(own)
+        train = rows["train"]
+        if min_count is None:
+            return len(train), None
+        names, known = self._features(), self._read_columns()
+        needed = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
+        found = table_fingerprint(table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum)
+        return len(train), found
 
     def unlabelled(self, own: SiteConfig) -> int:
         """How many rows of the site's table have no label."""
@@ -140,13 +176,47 @@ class Tabular(OwnData):
         return scores.classification(outputs, targets)
 
     def _features(self) -> list[str]:
-        return [name for name in (part.strip() for part in self.features.split(",")) if name]
+        return names_of(self.features)
+
+    def _read_columns(self) -> dict[str, Column]:
+        return read_columns(self.columns, self._features())
+
+    def _needed(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        since = [one.since for one in self._read_columns().values() if one.since]
+        return tuple(dict.fromkeys((*self._features(), *since)))
+
+    def _inputs(self) -> TableInputs:
+        columns = self._read_columns()
+        if lacking := open_levels(columns):
+            text = "expected levels; `fairflare plan` agrees on those of all sites"
+            raise UserError(f"columns: {lacking!r}: {text}")
+        numbers, plain = features_of(self._features(), columns)
+        attributes = self.attributes
+        levels = {name: one.levels or () for name, one in columns.items() if one.kind == "category"}
+        both = {name: tuple(dict.fromkeys((*attributes[name], *levels[name]))) for name in {*attributes} & {*levels}}
+        return TableInputs(
+            numbers=numbers,
+            plain=plain,
+            known={**attributes, **levels, **both},
+            gaps=GAPS,
+            attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
+            fixed=read_scaling(self.scaling, len(numbers)),
+        )
+
+    def _table(self, own: SiteConfig) -> tuple[Path, dict[str, list[str]], dict[str, np.ndarray], Tensor]:
+        """The file, its labelled rows' cells, the row numbers of each split, and the labels."""
+        table = Path(own.data_root) / own.datalist
+        if not table.is_file():
+            raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
+        columns = self._columns(table)
+        return table, columns, self._rows(table.name, columns), self._labels(table.name, columns[self.label])
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
         table = read_table(path)
-        for name in (self.label, *self._features(), *self.attributes):
+        for name in (self.label, *self._needed(), *self.attributes):
             if name not in table.columns:
-                known = ", ".join(map(str, table.columns))
+                known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
         table = table[table[self.label] != ""]
         if len(table) < FEWEST:
@@ -160,7 +230,7 @@ class Tabular(OwnData):
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
-                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {strange[0]!r}"
+                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
                 raise DataError("split", text)
             return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
@@ -174,7 +244,7 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):
             if cell not in place:
-                text = f"table {file}: row {i}: {self.label}: expected {', '.join(names)}, got {cell!r}"
+                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
                 raise DataError("label", text)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fairflare evaluate`: a run's model on labelled data of hospitals that did not train it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.app.commands.predict import code_option, site_files_option, which_option
+from fairflare.app.options import PATH, as_json, run_options
+from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+    from fairflare.inference.opened import Opened
+
+SPLITS = ("all", "test", "val")
+REFIT = ("intercept", "slope")
+
+
+@click.command()
+@click.argument("run", type=PATH)
+@click.argument("data", type=PATH, required=False)
+@click.option("--name", default="", metavar="NAME", help="What the hospital is called, or which of several is meant.")
+@click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    default="all",
+    show_default=True,
+    help="Which labelled cases; test is what a hospital that trained may be asked for.",
+)
+@click.option("--label", default="", metavar="COLUMN", help="A table's column with the label; the run's by default.")
+@click.option("--group-by", default="", metavar="A+B", help="Groups of patients; what the run knows by default.")
+@click.option("--min-count", type=click.IntRange(1), metavar="N", help="No number of fewer patients; the run's.")
+@click.option("--site", default="", metavar="NAME", help="Whose model of RUN, where its sites have their own.")
+@click.option("--own", type=PATH, metavar="RUN2", help="The hospital's own model: another run, on the same cases.")
+@click.option("--own-site", default="", metavar="NAME", help="Whose model of RUN2, where its sites have their own.")
+@click.option(
+    "--recalibrate",
+    type=click.Choice(REFIT),
+    is_flag=False,
+    flag_value="slope",
+    help="Also with an intercept (and slope) fitted to the other half of the patients.",
+)
+@which_option
+@site_files_option
+@code_option
+@click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
+@click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
+@run_options
+@click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN/evaluation-NAME by default.")
+@click.option("--force", is_flag=True, help="Replace --out if it holds an earlier evaluation.")
+@as_json
+def evaluate(
+    run: Path,
+    data: Path | None,
+    name: str,
+    split: str,
+    label: str,
+    group_by: str,
+    min_count: int | None,
+    site: str,
+    own: Path | None,
+    own_site: str,
+    recalibrate: str | None,
+    which: str,
+    site_files: Path | None,
+    code: tuple[Path, ...],
+    sites: str,
+    job: Path | None,
+    env: str,
+    deployment: dict[str, Any] | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate the model of the run in RUN on labelled data of a hospital that did not train it.
+
+    DATA is a folder that `fairflare init` has written lists for, a folder of lists, one hospital's configuration, one
+    list, or one table with the label. Discrimination, calibration and groups of patients, with intervals, go to
+    DIR/evaluation.json and DIR/evaluation.html.
+
+    With --env poc or prod, or as the job that --export writes, the model goes to --sites A,B, which hold DATA of their
+    own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
+    """
+    from fairflare.app import console, evaluation
+    from fairflare.app.folders import EVALUATION
+    from fairflare.core import user_code
+    from fairflare.inference.external import ALL, Asked
+    from fairflare.inference.external import evaluate as evaluated
+    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.inference.opened import open_run
+
+    user_code.use(code)
+    with console.busy("reading the run"):
+        opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
+        other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+    if job or env != "local":
+        choices = {
+            "name": name,
+            "site": site,
+            "split": split != ALL,
+            "label": label,
+            "own": own,
+            "recalibrate": recalibrate,
+        }
+        if given := [key for key, value in choices.items() if value]:
+            raise UserError(f"--{given[0]}: is for data in this process, not for a job")
+        if data is None and env == "sim":
+            raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
+        asked_of = {"group_by": group_by, "min_count": min_count}
+        config = evaluation.job_config(opened, sites, data, asked_of, which)
+        _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
+        return
+    if data is None:
+        raise UserError("DATA: expected a hospital's labelled data")
+    found = hospitals(opened, data, name)
+    if split == ALL:
+        refuse_trained(opened, found)
+    asked = Asked(split, label, group_by, min_count, recalibrate or "", other)
+    folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
+    with evaluation.whole(folder, force) as scratch, console.busy("evaluating"):
+        content, remarks = evaluated(opened, found, asked)
+        evaluation.write(content, scratch)
+    for line in remarks:
+        console.note(line)
+    _told(content, folder, as_json)
+
+
+def _run_job(
+    opened: Opened,
+    config: RunConfig,
+    job: Path | None,
+    env: str,
+    deployment: dict[str, Any] | None,
+    folder: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the job, or run it and tell what came of it."""
+    from fairflare.app import console, evaluation
+    from fairflare.app.deployment import execute_deployed
+    from fairflare.app.job_folders import export_job
+    from fairflare.app.runs import execute
+
+    if job is not None:
+        export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)
+        console.say(f"job folder: {job}\nsubmit it:  nvflare job submit -j {job}")
+        return
+    if deployment:
+        execute_deployed(config, folder, force=force, **deployment)
+    else:
+        execute(config, folder, env=env, force=force)
+    _told(evaluation.of_job(opened, config, folder), folder, as_json)
+
+
+def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
+    from fairflare.app import console, evaluation
+
+    console.dump({"folder": str(folder), "evaluation": content}) if as_json else evaluation.show(content, folder)

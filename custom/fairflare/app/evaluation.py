@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `fairflare evaluate` writes, and the short table that it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fairflare.app.console import say
+from fairflare.app.terminal import out
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.federation.files import BEST, MODEL
+from fairflare.federation.state import save_json, save_text
+from fairflare.inference.whole import whole_folder
+from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
+from fairflare.report.metrics import label
+from fairflare.report.values import ends, plural, signed, text
+
+if TYPE_CHECKING:
+    from fairflare.build.config import RunConfig
+    from fairflare.inference.opened import Opened
+
+KIND = "evaluation"
+CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope", "brier": "Brier score"}
+Json = Mapping[str, Any]
+
+
+def whole(folder: Path, force: bool) -> AbstractContextManager[Path]:
+    """Within: an empty folder, which becomes ``folder`` if nothing is raised; see ``whole_folder``."""
+    return whole_folder(folder, KIND, force=force)
+
+
+def write(content: dict[str, Any], folder: Path) -> None:
+    """Both files."""
+    save_json(folder / RESULT, content)
+    save_text(folder / PAGE, render(content))
+
+
+def show(content: dict[str, Any], folder: Path) -> None:
+    """A table per hospital, and where the page is."""
+    for name, site in content["sites"].items():
+        shown = Table(title=f"{escape(name)}: {plural(int(site['n'] or 0), 'case')}")
+        shown.add_column("")
+        for column in ("value", "95 % interval", "same for all"):
+            shown.add_column(column, justify="right")
+        for metric, one in discrimination(site, content):
+            shown.add_row(escape(metric), one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
+        for row in _calibration(site):
+            shown.add_row(*row)
+        out.print(shown)
+        for sentence in _sentences(site, content):
+            say(sentence)
+    for name, why in content["rejected"].items():
+        say(f"{name}: not evaluated: {why.get('detail') or why.get('code')}")
+    say(f"page: {folder / PAGE}")
+
+
+def _calibration(site: Json) -> list[tuple[str, str, str, str]]:
+    found = []
+    after = (site["recalibration"] or {}).get("calibration")
+    for stage, view in (("", site["calibration"]), (", recalibrated", after)):
+        for key, words in CALIBRATION.items() if view else ():
+            assert view is not None
+            one, trivial = view[key], site["trivial_brier"] if key == "brier" else None
+            value = signed(one["value"]) if key == "calibration" else text(one["value"])
+            found.append((words + stage, value, ends(one), text(trivial)))
+    return found
+
+
+def _sentences(site: Json, content: Json) -> list[str]:
+    said = [f"calibration: {site['calibration_why']}"] if site["calibration_why"] else []
+    known = [row for row in site["groups"] if row["value"] is not None]
+    if known:
+        worst = min(known, key=lambda row: (row["value"], row["group"]))
+        metric = label(content["group_metric"], content)
+        said.append(f"groups by {content['by']}: lowest {metric} {text(worst['value'])} ({worst['group']})")
+    for one in ((site["own"] or {}).get("metrics") or {}).values():
+        what = f"{one['label']}: {signed(one['difference'])} beside {site['own']['model']}"
+        said.append(what + (f" [{signed(one['low'])}, {signed(one['high'])}]" if one["low"] is not None else ""))
+    if site["recalibration"]:
+        said.append(site["recalibration"]["words"])
+    return said
+
+
+def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any], which: str) -> RunConfig:
+    """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
+
+    Args:
+        opened: the run.
+        sites: their names, separated by commas; empty: those of ``data``, or of a task that brings its data.
+        data: a folder with the lists of all of them on this machine; None: each has its own.
+        asked: group_by and min_count.
+        which: of the run's models, "final" or "best".
+
+    Raises:
+        UserError: the run's model is not one for all sites, or nobody says which sites.
+    """
+    from fairflare.build.external import evaluation_of
+    from fairflare.build.initial import named
+    from fairflare.clinic.kinds.own import OwnData, folder_of_lists
+    from fairflare.inference.hospitals import hospitals, refuse_trained
+
+    if opened.parts.personal:
+        raise UserError(f"{opened.config.method}: sites keep a part of the model, so that nobody else can evaluate it")
+    names = [name for name in (part.strip() for part in sites.split(",")) if name]
+    lists = ""
+    if data is not None:
+        found = hospitals(opened, data)
+        refuse_trained(opened, found)
+        names, lists = names or list(found), str(folder_of_lists(data).resolve())
+    if not isinstance(opened.task, OwnData):
+        raise UserError(f"task {opened.config.task}: brings data of its own; expected a run on hospitals' own data")
+    if not names:
+        raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
+    trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
+    if both := [name for name in names if name.lower() in trained]:
+        raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
+    weights = named(opened.folder / (BEST if which == "best" else MODEL))
+    return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
+
+
+def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too.
+
+    Raises:
+        RunFailed: no site has answered, or another model was evaluated.
+    """
+    from fairflare.inference.external import ALL, about_evaluation
+    from fairflare.report.write import read_run
+
+    described, entries = read_run(folder)
+    last = next((entry for entry in reversed(entries) if entry["event"] == "evaluation"), None)
+    if last is None or not last["sites"]:
+        why = "; ".join(
+            f"{site}: {one['detail'] or one['code']}" for site, one in (last or {}).get("rejected", {}).items()
+        )
+        raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
+    if last["model_sha256"] != opened.model_sha256:
+        raise RunFailed("another model was evaluated than the run's")
+    about = {**described["about"], **about_evaluation(opened, config, ALL), "rejected": last["rejected"]}
+    content = evaluation(about, last["sites"])
+    write(content, folder)
+    return content

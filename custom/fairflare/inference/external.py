@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare evaluate``: a run's model on the labelled data of a hospital that did not train it.
+
+A hospital in this process answers as a site of a federation does after the last round: the same object scores, the same
+checks decide what may be told, and the page is made of that answer alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.build import clinical
+from fairflare.build.about import about as about_task
+from fairflare.build.assembly import leaves
+from fairflare.build.config import RunConfig
+from fairflare.build.external import evaluation_of
+from fairflare.build.method_parts import part
+from fairflare.build.parts import Parts, build_parts
+from fairflare.clinic.external import Labelled, constant_results, labelled, of_split, preflight
+from fairflare.clinic.grouping import Grouping
+from fairflare.clinic.metrics import label
+from fairflare.clinic.site_config import SiteConfig, stricter
+from fairflare.clinic.tensors import TensorData
+from fairflare.core.errors import DataError, RunFailed, UserError
+from fairflare.core.execution import Execution, default_device
+from fairflare.core.findings import Finding
+from fairflare.core.schema import IN_USE
+from fairflare.core.types import INTERVALS, Round, Training
+from fairflare.federation.after.base import Cases, plain
+from fairflare.federation.benefit.measured import Pair, measured
+from fairflare.federation.evaluation import Predictions, finite, predict
+from fairflare.federation.gate import inspect_evaluation
+from fairflare.federation.intervals import LEVEL, over_patients
+from fairflare.federation.messages import Instruction
+from fairflare.federation.site import Site
+from fairflare.inference.opened import Opened
+from fairflare.inference.predict import about as about_model
+from fairflare.inference.refit import Refit, cross_fitted
+from fairflare.report.clinical import views
+from fairflare.report.external import evaluation, paired
+
+ALL = "all"
+LAST = Round(1, 1)
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a model.
+
+    Attributes:
+        split: "all" labelled cases, or those of "val" or "test".
+        label: a table's column with the label; empty: the run's.
+        group_by: groups of patients; empty: by what the run knows of them.
+        min_count: the fewest patients whose numbers are told; None: the run's.
+        recalibrate: "", "intercept" or "slope" (which has an intercept too).
+        own: another run, whose model is held against this one's on the same cases.
+    """
+
+    split: str = ALL
+    label: str = ""
+    group_by: str = ""
+    min_count: int | None = None
+    recalibrate: str = ""
+    own: Opened | None = None
+
+
+def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) -> tuple[Json, list[str]]:
+    """The content of ``evaluation.json``, and what a user should know beside it, a line each.
+
+    Args:
+        opened: the run; its network holds the model.
+        hospitals: name -> where its data are.
+        asked: what is asked.
+
+    Raises:
+        UserError: a hospital's data cannot be read, are too few, or do not fit the run.
+    """
+    config = evaluation_of(
+        opened.config, opened.task, list(hospitals), group_by=asked.group_by, min_count=asked.min_count
+    )
+    parts = build_parts(config, at_site=True)
+    parts.network.load_state_dict(opened.network.state_dict())
+    answers, beside, remarks = dict[str, Json](), dict[str, Json](), [*opened.remarks]
+    table = opened.task.table_inputs()
+    if table is not None and table.fixed is None and opened.scaling is None and asked.split == ALL:
+        remarks.append("numbers are scaled by each hospital's own labelled rows: every site of the run scales its own")
+    for name, own in hospitals.items():
+        one = _Hospital(name, own, opened, config, parts, asked)
+        remarks += [f"{name}: {text}" for text in one.remarks]
+        answers[name], beside[name] = one.answer(), one.beside()
+    about = {**about_task(config, parts), **about_evaluation(opened, config, asked.split)}
+    return evaluation(about, answers, beside), remarks
+
+
+def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
+    """What ``evaluation.json`` says of the model and the question."""
+    model = {key: value for key, value in about_model(opened).items() if key != "adjusted"}
+    return {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
+
+
+class _Hospital:
+    """One hospital's labelled data under the run's model."""
+
+    def __init__(
+        self, name: str, own: SiteConfig, opened: Opened, config: RunConfig, parts: Parts, asked: Asked
+    ) -> None:
+        self._name, self._own, self._opened, self._asked = name, own, opened, asked
+        self._config, self._parts = config, parts
+        self._least = stricter(own.min_count, config.min_count)
+        self._device = default_device(own.gpu)
+        self._findings: list[Finding] = []
+        self._data = self._read(opened, parts.grouping).on(self._device)
+
+    def _read(self, opened: Opened, grouping: Grouping) -> TensorData:
+        task, name, own, asked = opened.task, self._name, self._own, self._asked
+        try:
+            if asked.split == ALL:
+                made = labelled(task, name, own, scaling=opened.scaling, label=asked.label).grouped(grouping)
+            else:
+                made = of_split(task, name, own, asked.split).grouped(grouping)
+            found, data = preflight(made, task, self._least)
+        except (DataError, ValueError) as error:
+            raise UserError(f"{name}: {error}") from None
+        if data is None:
+            raise UserError(f"{name}: {found[0].text}")
+        self._findings = found
+        return data
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its data are like that a reader of the figures should know, a line each."""
+        patients = self._data.patients if isinstance(self._data, Labelled) else ()
+        several, n = len(set(patients) - {""}), len(patients)
+        text = f"{n} cases of {several} patients: intervals take every case for a patient and are too narrow"
+        return [*(one.text for one in self._findings), *([text] if 0 < several < n and "" not in patients else [])]
+
+    def _site(self) -> Site:
+        config, parts, least = self._config, self._parts, self._least
+        return Site(
+            name=self._name,
+            data=self._data,
+            network=parts.network,
+            trainer=parts.trainer,
+            probes=(),
+            training=self._training,
+            scoring=parts.task,
+            seed=config.seed,
+            execution=Execution(self._device, "auto"),
+            objective=parts.task.objective,
+            groups=parts.grouping.names,
+            min_count=least,
+            egress=leaves(config, parts, least, self._own),
+            clinical=clinical.at_site(config, parts, least, self._name) if self._own.clinical else None,
+            trivial=partial(constant_results, parts.task, min_count=least),
+        )
+
+    @property
+    def _training(self) -> Training:
+        made: Training = part(Training, self._config.training)
+        return dataclasses.replace(made, batch_size=self._own.batch_size) if self._own.batch_size else made
+
+    def answer(self) -> Json:
+        """What a site of a federation would have sent, as its server would have accepted it."""
+        model = {key: value.detach().cpu().clone() for key, value in self._parts.network.state_dict().items()}
+        answer = self._site().handle(Instruction("evaluate", LAST, model, {IN_USE: 1.0}))
+        if answer.error:
+            raise RunFailed(f"{self._name}: {answer.error}")
+        view = clinical.view_of(self._config, self._parts)
+        groups, metrics = self._parts.grouping.names, self._parts.metrics
+        found, rejected = inspect_evaluation([answer], LAST.number, groups, metrics, False, view)
+        if rejected:
+            raise RunFailed(f"{self._name}: {rejected[0].detail}")
+        return found[self._name]
+
+    def beside(self) -> Json:
+        """What needs the cases themselves: the hospital's own model, and recalibration."""
+        found: Json = {}
+        if self._asked.own is not None:
+            found["own"] = self._paired(self._asked.own)
+        if self._asked.recalibrate:
+            found["recalibration"] = self._recalibrated()
+        return found
+
+    def _predicted(self, network: torch.nn.Module, data: TensorData, condense: Any = None) -> Predictions:
+        way = condense or self._parts.task.condense
+        return predict(network.to(self._device), data.fixed("test", self._training.batch_size), self._device, way)
+
+    def _paired(self, other: Opened) -> Json:
+        """Both models on the same cases."""
+        if list(other.task.classes) != list(self._opened.task.classes):
+            raise UserError(f"--own {other.folder.name}: expected the classes of {self._opened.folder.name}")
+        data = self._read(other, self._parts.grouping).on(self._device)
+        pair = Pair(self._predicted(self._parts.network, self._data), self._predicted(other.network, data))
+        if not torch.equal(pair.federated[1], pair.solo[1]):
+            raise UserError(f"--own {other.folder.name}: reads other cases from {self._name} than this run")
+        config, task = self._config, self._parts.task
+        found = measured(pair, task, self._parts.grouping.names, self._least, config.seed, self._name)
+        return paired(found, other.folder.name, {name: label(name) for name in task.measures})
+
+    def _recalibrated(self) -> Json:
+        """The model with a line (or a temperature) that was fitted to the other half of the patients."""
+        task = self._parts.task
+        if not task.class_labels:
+            raise UserError("--recalibrate: expected a model of classes, got masks")
+        outputs, targets, members = self._predicted(self._parts.network, self._data, plain)
+        if not bool(torch.isfinite(outputs).all()):
+            raise UserError("--recalibrate: the model's outputs are not finite")
+        patients = self._data.patients if isinstance(self._data, Labelled) else ()
+        refit = cross_fitted(outputs.numpy(), targets.numpy(), patients, self._asked.recalibrate, self._config.seed)
+        return self._shown(refit, Cases(outputs, targets, members))
+
+    def _shown(self, refit: Refit, cases: Cases) -> Json:
+        task, least = self._parts.task, self._least
+        if least is None or cases.n < max(least, 1):
+            return {}
+        changed: Tensor = torch.from_numpy(refit.outputs)
+        metrics = finite(task.evaluate(*task.condense(changed, cases.targets)))
+        ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
+        kept = ends.get(INTERVALS, {})
+        none = {"low": None, "high": None}
+        site = clinical.at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
+        numbers = site.after(cases, np.exp(refit.log_probabilities), None) if site is not None else {}
+        threshold = clinical.view_of(self._config, self._parts).threshold
+        return {
+            "kind": refit.kind,
+            "folds": refit.folds,
+            "fitted": refit.fitted,
+            "words": refit.words,
+            "metrics": {name: {"value": value, **kept.get(name, none)} for name, value in metrics.items()},
+            "calibration": views(numbers, threshold).get(""),
+        }

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""External validation: what a run's model does at hospitals that did not train it, from what each of them released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.core.types import INTERVALS, TRIVIAL
+from fairflare.federation.benefit.measured import FEDERATED, HIGH, LOW, SOLO
+from fairflare.federation.clinical import CLINICAL
+from fairflare.report.clinical import views
+from fairflare.report.metrics import label
+from fairflare.report.values import capital, in_order, json_value, number, plural
+
+FORMAT = 1
+RESULT, PAGE = "evaluation.json", "evaluation.html"
+TEST = "test"
+BETWEEN_CLASSES = ("auc", "auc_ovo", "auc_ovr")
+"""Metrics that compare classes, so that one class alone leaves them undefined."""
+TWO = 2
+ONE_CLASS = "all labelled cases are of one class"
+Json = dict[str, Any]
+
+
+def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Json] | None = None) -> Json:
+    """The content of ``evaluation.json``.
+
+    Args:
+        about: what ``config.json`` says of the task under "about", and model, min_count, level, group_by and split.
+        sites: name -> what the site released, as the log of a federation has it after its final evaluation.
+        beside: name -> further entries of a site: own, recalibration.
+
+    Returns:
+        format, model (which run, method, hash), headline, metrics (in words), classes, min_count, level, split, by and
+        sites, one for each name in natural order: see ``of_site``; and rejected: name -> why there is nothing of it.
+    """
+    more = {"own": None, "recalibration": None}
+    shown = {name: {**of_site(found, about), **more, **(beside or {}).get(name, {})} for name, found in sites.items()}
+    kept = ("headline", "classes", "real", "title", "metrics", "group_metric", "clinical")
+    kept_too = ("model", "min_count", "level", "split", "by")
+    return dict(
+        json_value(
+            {
+                "format": FORMAT,
+                **{key: about[key] for key in (*kept, *kept_too) if key in about},
+                "sites": {name: shown[name] for name in in_order(shown)},
+                "rejected": about.get("rejected") or {},
+            }
+        )
+    )
+
+
+def of_site(found: Mapping[str, Any], about: Json) -> Json:
+    """What one site released.
+
+    Returns:
+        n; metrics: name -> value, low, high (None where there is no interval), trivial (of the best answer that is the
+        same for everybody) and why ("": defined); calibration: a view, see ``report.clinical``, None where none left;
+        trivial_brier: of the constant risk that is right on average; groups: group, n, value (of ``group_metric``) and
+        calibration, of those that are large enough.
+    """
+    values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
+    trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
+    names = [name for name in about["metrics"] if name in values or name in BETWEEN_CLASSES]
+    metrics = {
+        name: {
+            "value": number(values.get(name)),
+            **{end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")},
+            "trivial": number(trivial.get(name)),
+            "why": "" if name in values else f"not defined: {ONE_CLASS}",
+        }
+        for name in names
+    }
+    threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
+    seen = views(found.get(CLINICAL) or {}, threshold)
+    whole = seen.pop("", None)
+    return {
+        "n": n,
+        "metrics": metrics,
+        "calibration": whole,
+        "calibration_why": "" if whole or not about.get("clinical") else _why_not(n, about),
+        "trivial_brier": _constant(whole),
+        "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
+    }
+
+
+def _why_not(n: float | None, about: Json) -> str:
+    return f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
+
+
+def _constant(view: Json | None) -> float | None:
+    """The Brier score of giving everyone the share of the outcome."""
+    if not view or view["positives"] is None or not view["n"]:
+        return None
+    share = view["positives"] / view["n"]
+    return float(share * (1 - share))
+
+
+def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> list[Json]:
+    names = [name for name in about["groups"] if name in cells or name in seen]
+    return [
+        {
+            "group": name,
+            "n": number((cells.get(name) or {}).get("n")) or number((seen.get(name) or {}).get("n")),
+            "value": number((cells.get(name) or {}).get("value")),
+            "calibration": seen.get(name),
+        }
+        for name in names
+    ]
+
+
+def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
+    """The run's model beside the hospital's own, from ``federation.benefit.measured``.
+
+    Args:
+        numbers: what that has returned.
+        name: of the hospital's own model.
+        metrics: name -> label.
+
+    Returns:
+        model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
+        its interval.
+    """
+    found = {}
+    for metric, words in metrics.items():
+        ours, theirs, low, high = (number(numbers.get(f"{kind}.{metric}")) for kind in (FEDERATED, SOLO, LOW, HIGH))
+        if ours is not None and theirs is not None:
+            both = {"label": words, "model": ours, "own": theirs, "difference": ours - theirs}
+            found[metric] = {**both, "low": low, "high": high}
+    return {"model": name, "metrics": found}
+
+
+def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
+    """Label and figures of a site's metrics, each quantity once.
+
+    Of two classes both averages of the AUC are the AUC; Brier score and calibration stand beside the slope.
+    """
+    said: tuple[str, ...] = ("brier_loss", "calibration_error") if site["calibration"] else ()
+    two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
+    said += ("auc_ovr",) if two else ()
+    return [
+        ("AUC" if two and name == "auc_ovo" else label(name, found), one)
+        for name, one in site["metrics"].items()
+        if name not in said
+    ]
+
+
+def render(found: Json) -> str:
+    """The page; the same content gives the same bytes."""
+    from markupsafe import Markup
+
+    from fairflare.report.clinical_figures import site_figures
+    from fairflare.report.templates import environment
+
+    rows, stages = [], ["before"]
+    for name, site in found["sites"].items():
+        after = (site.get("recalibration") or {}).get("calibration")
+        stages = ["before", "after"] if after else stages
+        rows.append({"site": name, "before": site["calibration"], "after": after})
+    made = environment().overlay()
+    made.filters = {**made.filters, "label": label, "capital": capital, "discrimination": discrimination}
+    figures = [Markup(svg) for svg in site_figures({"rows": rows, "stages": stages})]
+    return made.get_template("external.html.j2").render(found=found, figures=figures)

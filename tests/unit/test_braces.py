@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table's JSON options in a job: without a brace that FLARE would take for a variable, and read back as they were."""
+
+import json
+
+import pytest
+
+from fairflare.build.config import RunConfig, make_config
+from fairflare.flare.braces import hidden, shown
+
+SCALING = json.dumps({"fill": [1.0], "mean": [0.5], "std": [2.0]})
+COLUMNS = json.dumps({"stage": {"kind": "category", "levels": ["50%", "a{b}", "%7B", "path"]}})
+
+
+def test_columns_and_scaling_travel_without_braces():
+    values = {"site_names": "a,b", "features": "age,stage", "columns": COLUMNS, "scaling": SCALING}
+    content = make_config("fedavg", "tabular:default", values=values).to_json()
+    carried = hidden(content)
+    text = json.dumps(carried["options"])
+    assert not {"{", "}"} & set(text[1:-1]) and carried["options"].keys() == content["options"].keys()
+    assert shown(carried) == content and RunConfig.from_json(shown(carried)) == RunConfig.from_json(content)
+
+
+@pytest.mark.parametrize("content", [None, 3, [], {"options": 3}, {"options": {"columns": 7}}])
+def test_what_is_no_configuration_stays(content):
+    assert shown(content) == content
