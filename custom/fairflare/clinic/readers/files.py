@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 import torch
@@ -27,17 +28,18 @@ class Room:
     def __init__(self, size: float) -> None:
         self._left = size
 
-    def take(self, n: int) -> bool:
-        """Whether there is room for ``n`` more bytes, which are taken then."""
-        fits = n <= self._left
-        self._left -= n if fits else 0
-        return fits
+    def take(self, n: int, size: int) -> int:
+        """Of how many of ``n`` examples with ``size`` bytes each there is room for, which is taken then."""
+        found = min(n, int(self._left // max(size, 1)))
+        self._left -= found * size
+        return found
 
     def give(self, taken: Sequence[int]) -> None:
         """Take back what a split held that nobody needs any more."""
         self._left += sum(taken)
 
 
+_KEEPING = Lock()
 HERE = Room(MOST_KEPT)
 """For all sites of a process whose configurations name no room of their own."""
 
@@ -72,7 +74,11 @@ class FileSplit:
         self.items, self._read, self.labels, self.attributes = items, read, labels, attributes
         self.num_workers = num_workers
         self._share, self._room = round(cache_rate * len(items)), HERE if room is None else room
-        self._kept: dict[int, Example] = {}
+        self._kept: dict[int, int] = {}
+        """Row -> its place in ``_blocks``."""
+        self._blocks: Example | None = None
+        """Inputs and targets that are kept, each in one piece: thousands of pieces, with what is freed between them,
+        took several times the memory."""
         self._taken: list[int] = []
         weakref.finalize(self, self._room.give, self._taken)
 
@@ -81,13 +87,26 @@ class FileSplit:
 
     def example(self, row: int) -> Example:
         """Example number ``row``; raises DataError where it cannot be read."""
-        if row in self._kept:
-            return self._kept[row]
+        if self._blocks is not None and (place := self._kept.get(row)) is not None:
+            return self._blocks[0][place], self._blocks[1][place]
         found = self._read(self.items[row])
-        if row < self._share and self._room.take(size := sum(part.nbytes for part in found)):
-            self._taken.append(size)
-            self._kept[row] = found
+        if row < self._share:
+            with _KEEPING:
+                self._keep(row, found)
         return found
+
+    def _keep(self, row: int, found: Example) -> None:
+        if self._blocks is None:
+            size = sum(part.nbytes for part in found)
+            n = self._room.take(self._share, size)
+            self._taken.append(n * size)
+            self._blocks = (found[0].new_empty((n, *found[0].shape)), found[1].new_empty((n, *found[1].shape)))
+        place = len(self._kept)
+        same = all(part.shape == block.shape[1:] for part, block in zip(found, self._blocks, strict=True))
+        if row not in self._kept and place < len(self._blocks[0]) and same:
+            for part, block in zip(found, self._blocks, strict=True):
+                block[place] = part
+            self._kept[row] = place
 
     def errors(self, tell: Callable[[int], None] = lambda done: None) -> list[DataError]:
         """Read every example once and return what is wrong with those that cannot be read; ``tell`` how many are."""
