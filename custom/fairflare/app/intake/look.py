@@ -12,7 +12,8 @@ from fairflare.app.intake.labels import check_sites_agree
 from fairflare.app.intake.lists import images_in_lists, lists_in
 from fairflare.app.intake.masks import pixels
 from fairflare.app.intake.splits import patient_key, with_splits
-from fairflare.app.intake.tables import examples_in_tables, tables_in
+from fairflare.app.intake.table_files import tables_in
+from fairflare.app.intake.tables import examples_in_tables
 from fairflare.app.intake.volumes import with_slices
 from fairflare.app.intake.walk import Files, Tell, nothing, walk
 from fairflare.core.errors import UserError

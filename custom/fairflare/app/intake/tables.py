@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,13 +28,13 @@ from fairflare.app.intake.found import (
 from fairflare.app.intake.groups import bare, group_columns, grouped_by
 from fairflare.app.intake.labels import check_outcome, same_numbers
 from fairflare.app.intake.levels import FOLDER, roles
+from fairflare.app.intake.table_files import HOME, SITE, SPLIT, rows_of
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import split_word
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.naming import stem
-from fairflare.clinic.readers.tables import SUFFIXES, read_table
-from fairflare.core.errors import DataError, UserError
-from fairflare.core.order import in_order, natural, some
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
 
 WORDS = {
@@ -47,8 +46,6 @@ WORDS = {
 }
 NAMES = {role: words.split() for role, words in WORDS.items()}
 """What a column is for, by its name in lower case without signs."""
-KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
-"""A text beside images is seldom a table; one that is named is read."""
 OF_SITES = ("site", "zentrum", "center", "centre", "hospital", "klinik", "clinic", "standort")
 """Ends of columns' names that say the hospital."""
 PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
@@ -60,21 +57,6 @@ NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "clas
 COPIES = 0.05
 """Share of rows that may be exact copies of others."""
 HALF = 0.5
-HOME, SITE, SPLIT = "@home", "@site", "@split"
-"""Columns beside a table's own: the folder it lies in, and what its name says."""
-
-
-def tables_in(root: Path) -> list[Path]:
-    """Tables in ``root``, or else in its folders, in natural order; ``root`` itself where it is one."""
-    if root.is_file():
-        return [root]
-    for pattern in ("*", "*/*"):
-        paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
-        paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
-        paths = [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]
-        if paths:
-            return sorted(paths, key=lambda path: natural(str(path)))
-    return []
 
 
 def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> Found:
@@ -84,7 +66,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
         UserError: a table cannot be read, tables differ in their columns, no column is the label, or what is there may
             be read in two ways and nobody can be asked.
     """
-    table = _read(files.root, paths, chosen)
+    table = rows_of(files.root, paths, chosen)
     own = [name for name in table.columns if not name.startswith("@")]
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
@@ -100,71 +82,6 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
         if chosen.kind or chosen.ask(f"{paths[0].name} names none of the {len(files.images)} images", readings):
             return images_in_folders(files, chosen)
     return _rows(files, table, own, chosen)
-
-
-def _read(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
-    """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
-    base = root if root.is_dir() else root.parent
-    named = _named(base, paths)
-    found: list[pd.DataFrame] = []
-    for path, (site, split) in zip(paths, named, strict=True):
-        try:
-            table = read_table(path)
-        except DataError as error:
-            raise UserError(f"init: {error}") from None
-        if table.empty:
-            raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
-            odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
-            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
-        table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
-        home = path.parent.relative_to(base).as_posix()
-        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
-    return pd.concat(found, ignore_index=True)
-
-
-def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """The site and the split that each table's name and folder say; "" where they say none.
-
-    Raises:
-        UserError: some names are splits and others are not, or two tables differ in their endings alone.
-    """
-    stems = [path.stem for path in paths]
-    if twins := [name for name, n in Counter(str(path.with_suffix("")) for path in paths).items() if n > 1]:
-        raise UserError(f"init: {Path(twins[0]).name} is there in two formats: leave one of them")
-    parts = [_split_in(stem) for stem in stems]
-    nested = paths[0].parent != base
-    if nested:
-        above = [path.parent.name for path in paths]
-        splits = [split_word(name) for name in above]
-        if all(splits):
-            return [(site_name(stem), split) for stem, split in zip(stems, splits, strict=True)]
-        return [(site_name(name), split_word(stem)) for name, stem in zip(above, stems, strict=True)]
-    if len(paths) == 1:
-        return [("", split_word(stems[0]))]
-    with_split = [bool(split) for _, split in parts]
-    if all(with_split):
-        return [(site_name(rest) if rest else "", split) for rest, split in parts]
-    if any(with_split):
-        odd = next(path.name for path, has in zip(paths, with_split, strict=True) if not has)
-        other = next(path.name for path, has in zip(paths, with_split, strict=True) if has)
-        raise UserError(
-            f"init: {other} is named by a split and {odd} is not: expected tables named by sites or by splits"
-        )
-    return [(site_name(stem), "") for stem in stems]
-
-
-def _split_in(stem: str) -> tuple[str, str]:
-    """ "charite_train" -> ("charite", "training"); ("", split) of a split's name alone; (stem, "") of another."""
-    if word := split_word(stem):
-        return "", word
-    match = re.fullmatch(r"(.+)[_\-. ]([^_\-. ]+)", stem)
-    if match and (word := split_word(match[2])):
-        return match[1], word
-    match = re.fullmatch(r"([^_\-. ]+)[_\-. ](.+)", stem)
-    if match and (word := split_word(match[1])):
-        return match[2], word
-    return stem, ""
 
 
 def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
