@@ -135,7 +135,7 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
     shown = Table(
         title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}, {plural(len(seeds), 'seed')}"
     )
-    names = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by the interval"]
+    names = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by interval and Holm's p"]
     names += ["Shapley value", "Shapley share"] if together["shapley"] else []
     names += ["method's last weight", "share of examples"]
     for name in names:

@@ -54,7 +54,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
         holds the values per seed, ``detail`` what ``details.details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``paired.paired`` says, wins,
-        losses, pairs, p_holm (over the methods of the table) and verdict.
+        losses, pairs, p_holm (over the methods of the table) and verdict (``paired.corrected``).
 
     Raises:
         UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, no seed is
@@ -185,18 +185,19 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
 
 
 def _judge(methods: Sequence[Json], higher: bool) -> None:
-    """Add to each paired difference Holm's p over the methods of the table, and the verdict by the interval.
+    """Add to each paired difference Holm's p over the methods of the table, and the verdict by interval and that p.
 
     None is passed on a method that was trained under another objective than the first.
     """
     others = methods[1:]
     for name in QUANTITIES:
         adjusted = statistics.holm({method["label"]: method["versus_first"][name]["p"] for method in others})
+        comparisons, better = sum(p is not None for p in adjusted.values()), better_higher(name, higher)
         for method in others:
             found = method["versus_first"][name]
             found["p_holm"] = adjusted[method["label"]]
             alike = method["objective"] == methods[0]["objective"]
-            found["verdict"] = statistics.verdict(found, better_higher(name, higher)) if alike else "other objective"
+            found["verdict"] = statistics.corrected(found, better, comparisons) if alike else "other objective"
 
 
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
@@ -205,6 +206,7 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     found = [f"Simulated: {stop(simulated)}"] if simulated not in (None, "", "nothing") else []
     found += [few] if len(seeds) < 3 else []
     return found + [
-        "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance.",
+        "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance, "
+        "which is why a verdict needs Holm's p as well. Quantities are not corrected for.",
         "Weights are not payments: a method that weighs a site more does not say that its data are worth more.",
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.in_use import remark, shared_only
 from fairflare.report.metrics import higher_is_better, label
+from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
 from fairflare.report.values import MISSING, capital, plural, size, text
@@ -64,7 +65,7 @@ def statistics(comparison: Json) -> Table | None:
         Column("d", "d", form=Form(digits=2)),
         Column("g", "g", form=Form(digits=2)),
         Column("wins", "Better in", words=True),
-        Column("verdict", "By the interval", words=True),
+        Column("verdict", "Verdict", words=True),
     )
     resampled = any(found.get("bootstrap") for m in methods for found in m["versus_first"].values())
     rows = [
@@ -78,7 +79,8 @@ def statistics(comparison: Json) -> Table | None:
     kept = tuple(column for column in columns if resampled or column.key != "bootstrap")
     caption = (
         f"Own value minus that of {comparison['reference']} with the same seed: mean [95 % interval, Student t], p of "
-        "the sign-flip test, Holm's p over the methods of this table, Cohen's d of pairs and Hedges' g."
+        "the sign-flip test, Holm's p over the methods of this table, Cohen's d of pairs and Hedges' g. Verdict: by "
+        f"the interval, and of several methods only where Holm's p is at most {LEVEL:g}."
     )
     return Table("statistics", "Paired differences", kept, tuple(rows), "Quantity", caption)
 
@@ -196,7 +198,7 @@ def joining(comparison: Json) -> Table | None:
         for site in names
     ]  # fmt: skip
     lose = {_key(i): Cell.text(f"{m['detail']['joining']['lose']} of {len(names)}") for i, m in enumerate(methods)}
-    rows += [Row("lose", "Sites that lose, by the interval", lose, group="All sites")]
+    rows += [Row("lose", "Sites that lose, by interval and Holm's p over sites", lose, group="All sites")]
     caption = (
         f"{capital(_metric(comparison))} of what serves a site (its own model where it has one) minus that of a model "
         "trained at that site alone, with the same seed: mean [95 % interval]."

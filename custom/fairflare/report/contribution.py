@@ -21,7 +21,7 @@ from fairflare.report.agreement import (
     shapley,
 )
 from fairflare.report.fairness import mean_ci
-from fairflare.report.paired import holm, paired, verdict
+from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.table_model import Cell, Column, Form, Row, Table
 from fairflare.report.values import plural
 
@@ -64,7 +64,7 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
 
     Returns:
         leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
-        verdict ("helps", "harms" or "cannot be told", by the drop's interval);
+        verdict ("helps", "harms" or "cannot be told", see ``paired.corrected``);
         shapley: site -> value, share (mean and interval over seeds) and se (of the sampling, mean over seeds), or None;
         agreement: label -> "leave_one_out" and "shapley" -> measure -> mean and interval over seeds.
     """
@@ -73,11 +73,12 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     drops = {site: paired(row[site]["drop"] for row in rows) for site in sites}
     adjusted = holm({site: drop["p"] for site, drop in drops.items()})
     words = {"better": "helps", "worse": "harms", "cannot be told": "cannot be told"}
+    judged = {site: {**drops[site], "p_holm": adjusted[site]} for site in sites}
     loo = {
         site: {
-            "drop": {**drops[site], "p_holm": adjusted[site]},
+            "drop": judged[site],
             "share": mean_ci(row[site]["share"] for row in rows),
-            "verdict": words[verdict(drops[site], True)],
+            "verdict": words[corrected(judged[site], True, len(sites))],
         }
         for site in sites
     }
@@ -95,7 +96,7 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
         Column("drop", "Drop without it", group="Leave-one-out", form=Form(signed=True)),
         Column("p_holm", "p (Holm)", group="Leave-one-out"),
         Column("loo_share", "Share", group="Leave-one-out"),
-        Column("verdict", "By the interval", group="Leave-one-out", words=True),
+        Column("verdict", "By interval and Holm's p", group="Leave-one-out", words=True),
     ]
     if together["shapley"]:
         columns += [Column("value", "Value", group="Shapley"), Column("se", "Sampling error", group="Shapley")]

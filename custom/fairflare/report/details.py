@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std
 from fairflare.report.metrics import higher_is_better
-from fairflare.report.paired import paired, verdict
+from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.quantities import (
     COSTS,
     costs,
@@ -38,7 +38,8 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; domains: domain -> interval,
         domains_of: what they are; test_sets: set -> metric -> interval; last_rounds: "clean", "corrupted" and "average"
         (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``paired.paired`` of the method's
-        value minus the solo model's, with its verdict, and "lose": how many sites are worse; None without ``solo``;
+        value minus the solo model's, with p_holm over the sites and verdict, and "lose": how many sites are worse; None
+        without ``solo``;
         benefit: see there.
     """
     metrics = [site_metrics(run) for run in runs]
@@ -108,12 +109,20 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
     metric = runs[0]["headline"]
     higher = higher_is_better(metric, runs[0])
     own, other = ([_served(run) for run in found] for found in (runs, alone))
-    found = {}
+    said = {}
     for site in own[0]:
         pairs = [(a.get(site), b.get(site)) for a, b in zip(own, other, strict=True)]
-        said = paired(a - b for a, b in pairs if a is not None and b is not None)
-        found[site] = {**said, "verdict": verdict(said, higher)}
+        said[site] = paired(a - b for a, b in pairs if a is not None and b is not None)
+    found = judged(said, higher)
     return {"sites": found, "lose": sum(row["verdict"] == "worse" for row in found.values())}
+
+
+def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
+    """Site -> its paired difference with p_holm (over the sites) and verdict (``paired.corrected``)."""
+    adjusted = holm({site: one["p"] for site, one in said.items()})
+    count = sum(p is not None for p in adjusted.values())
+    rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}
+    return {site: {**row, "verdict": corrected(row, higher, count)} for site, row in rows.items()}
 
 
 def solo(everyone: Mapping[str, Runs]) -> Runs | None:

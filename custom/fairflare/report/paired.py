@@ -2,7 +2,8 @@
 """Whether two methods differ: paired differences over seeds, with interval, sign-flip test, effect size and Holm.
 
 All are functions of numbers. ``comparison.compare`` applies them to the differences of a method from the reference with
-the same seed; a sentence says better, worse or "cannot be told", by the interval and never by the mean.
+the same seed; a sentence says better, worse or "cannot be told", by the interval and, of several methods, by Holm's p
+too; never by the mean.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ EXACT_TO = 12
 RESAMPLES = 9_999
 DRAWS = 2_000
 """Of the bootstrap."""
+LEVEL = 0.05
+"""Of Holm's p, up to which one of several comparisons is told."""
 Verdict = Literal["better", "worse", "cannot be told"]
 Scores = Mapping[Any, Sequence[float]]
 """Seed -> a quantity's value in each resample of its patients."""
@@ -110,6 +113,23 @@ def verdict(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
     if low is None or high is None or low <= 0 <= high:
         return "cannot be told"
     return "better" if (low > 0) == higher_is_better else "worse"
+
+
+def corrected(found: Mapping[str, Any], higher_is_better: bool, comparisons: int) -> Verdict:
+    """``verdict``, and of several comparisons only where Holm's p is at most ``LEVEL``; one needs no correction.
+
+    Args:
+        found: what ``paired`` says, with p_holm, see ``holm``.
+        higher_is_better: of the quantity.
+        comparisons: over how many p_holm was taken.
+    """
+    said, p = verdict(found, higher_is_better), found.get("p_holm")
+    return said if comparisons < 2 or (p is not None and p <= LEVEL) else "cannot be told"
+
+
+def seeds_needed(comparisons: int) -> int:
+    """Seeds from which on Holm's p of exact sign-flip tests can be at most ``LEVEL``: comparisons x 2 / 2^n."""
+    return math.ceil(math.log2(2 * comparisons / LEVEL))
 
 
 def hierarchical(

@@ -10,7 +10,7 @@ from fairflare.report import learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.in_use import remark
 from fairflare.report.metrics import chance, label, meaning
-from fairflare.report.paired import sentence
+from fairflare.report.paired import EXACT_TO, LEVEL, seeds_needed, sentence
 from fairflare.report.values import capital, ends, listing, plural, text
 
 Json = Mapping[str, Any]
@@ -254,9 +254,28 @@ def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
 
 
 def differences(comparison: Json) -> list[str]:
-    """Sentences per method after the first: how its worst site and its mean differ from the first's, how surely."""
+    """Sentences per method after the first: how its worst site and its mean differ from the first's, how surely.
+
+    Of several methods the last sentence says which correction the verdicts have.
+    """
     pairs = [(method, name, what) for method in comparison["methods"][1:] for name, what in JUDGED.items()]
-    return [_difference(comparison, method, name, what) for method, name, what in pairs]
+    return [_difference(comparison, method, name, what) for method, name, what in pairs] + _correction(comparison)
+
+
+def _correction(comparison: Json) -> list[str]:
+    """The correction behind "better" and "worse", and how many seeds it needs; [] where nothing is corrected."""
+    held = [method["versus_first"]["worst"] for method in comparison["methods"][1:]]
+    count = sum(found.get("p_holm") is not None for found in held)
+    if count < 2:
+        return []
+    said = (
+        f"Better and worse are said after Holm's correction over {count} comparisons: only where the interval excludes "
+        f"zero and Holm's p is at most {LEVEL:g}."
+    )
+    seeds, needed = len(comparison["seeds"]), seeds_needed(count)
+    if seeds >= needed or seeds > EXACT_TO:
+        return [said]
+    return [f"{said} With {plural(seeds, 'seed')} that p is never so small: {needed} seeds are needed to tell any."]
 
 
 def _difference(comparison: Json, method: Json, name: str, what: str) -> str:

@@ -6,12 +6,13 @@ import csv
 import io
 import itertools
 import json
+import re
 
 import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.report.compare import compare
-from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table
+from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table, statistics
 from fairflare.report.details import last_rounds
 from fairflare.report.fairness import client_std, gini, variance
 from fairflare.report.groups import demographic_parity
@@ -19,7 +20,9 @@ from fairflare.report.page import render_compare
 from fairflare.report.pareto import dominated_by, front_figure
 from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
 from fairflare.report.table_files import as_csv, as_latex
+from fairflare.report.tables import as_csv as quantities_as_csv
 from fairflare.report.tables import as_markdown
+from fairflare.report.words import differences
 from golden import folder as golden_folder
 
 LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]
@@ -130,7 +133,8 @@ def test_joining_is_compared_with_training_alone(make_run, runs):
     joining = found["methods"][1]["detail"]["joining"]
     assert found["methods"][2]["detail"]["joining"] is None and joining["lose"] == 0
     assert joining["sites"]["site-1"]["mean"] == pytest.approx(0.04)
-    assert joining["sites"]["site-1"]["verdict"] == "better"
+    assert joining["sites"]["site-1"]["low"] > 0 and joining["sites"]["site-1"]["p_holm"] > 0.05
+    assert joining["sites"]["site-1"]["verdict"] == "cannot be told"
     assert found["methods"][0]["variance_vs_solo"]["mean"] == pytest.approx(1.0), "every site moves alike here"
     assert compare(runs)["methods"][0]["variance_vs_solo"]["mean"] is None
     own = copy.deepcopy(alone)
@@ -175,6 +179,35 @@ def test_holm_is_over_the_methods_of_the_table(make_run, runs):
     third = [make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2)]
     found = compare([*runs, *third])["methods"]
     assert [m["versus_first"]["worst"]["p_holm"] for m in found[1:]] == [0.5, 0.5]
+
+
+def test_the_verdict_of_several_methods_is_holms(make_run, runs):
+    """With three seeds no Holm's p is small enough, whatever the intervals; with eight it can be."""
+    three = compare([*runs, *(make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2))])
+    pairs = [method["versus_first"]["worst"] for method in three["methods"][1:]]
+    assert [pair["verdict"] for pair in pairs] == ["cannot be told"] * 2 and all(pair["low"] > 0 for pair in pairs)
+    cells = {row.cells["verdict"].words for row in statistics(three).rows}
+    assert cells == {"cannot be told"}
+    said, page = differences(three), render_compare(three)
+    assert said[-1].endswith("With 3 seeds that p is never so small: 7 seeds are needed to tell any.")
+    for written in (
+        " ".join(said),
+        page,
+        as_markdown(three, "command", {}),
+        quantities_as_csv(three),
+        as_latex(statistics(three)),
+    ):
+        assert not re.search(r"is (better|worse) than|[|,&>] ?(better|worse)\b", written)
+        assert "Holm" in written or "p_holm" in written
+    seeds = range(8)
+    eight = compare(
+        [make_run(name, s, shift * s) for name, shift in (("A", 0), ("B", 0.01), ("C", 0.02)) for s in seeds]
+    )
+    found = {method["label"]: method["versus_first"]["worst"] for method in eight["methods"][1:]}
+    assert {one["verdict"] for one in found.values()} == {"better"}
+    assert all(one["p_holm"] <= 0.05 for one in found.values()) and "7 seeds" not in differences(eight)[-1]
+    one = compare(runs)
+    assert one["methods"][1]["versus_first"]["worst"]["verdict"] == "better" and len(differences(one)) == 2
 
 
 def test_a_method_trained_otherwise_gets_no_verdict(make_run, runs):

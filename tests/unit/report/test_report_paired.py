@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.report.paired import EXACT_TO, effect_size, hierarchical, holm, paired, sentence, sign_flip, verdict
+from fairflare.report.paired import (
+    EXACT_TO,
+    LEVEL,
+    corrected,
+    effect_size,
+    hierarchical,
+    holm,
+    paired,
+    seeds_needed,
+    sentence,
+    sign_flip,
+    verdict,
+)
 
 
 @pytest.mark.parametrize("differences", [[0.1, 0.2, 0.3], [0.1, -0.2, 0.05, 0.3], [0.0, 0.0, 0.1], [-0.5, -0.5]])
@@ -105,6 +117,19 @@ def test_a_resample_without_a_value_counts_for_no_seed():
     assert hierarchical({}, {}, crossed=True)["mean"] is None
     with pytest.raises(ValueError, match="as many resamples of every seed"):
         hierarchical({0: [1.0], 1: [1.0, 2.0]}, {0: [0.0], 1: [0.0, 0.0]}, crossed=True)
+
+
+def test_a_verdict_of_several_needs_holms_p():
+    found = {"low": 0.1, "high": 0.3, "p": 0.02}
+    for p, said in ((LEVEL, "better"), (0.06, "cannot be told"), (None, "cannot be told")):
+        assert corrected(found | {"p_holm": p}, True, 3) == said
+    assert corrected(found | {"p_holm": 0.5}, True, 1) == "better", "one comparison needs no correction"
+    assert corrected(found | {"p_holm": 0.01}, False, 3) == "worse"
+    assert corrected({"low": -0.1, "high": 0.3, "p_holm": 0.01}, True, 3) == "cannot be told"
+    for count in (2, 3, 8):
+        n = seeds_needed(count)
+        smallest = [holm({k: sign_flip([0.1] * seeds)[0] for k in range(count)})[0] for seeds in (n - 1, n)]
+        assert smallest[0] > LEVEL >= smallest[1]
 
 
 def test_a_sentence_says_it_by_the_interval():
