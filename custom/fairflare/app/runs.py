@@ -19,6 +19,7 @@ from fairflare.app.folders import (
     is_run,
     opened,
 )
+from fairflare.app.progress import duration
 from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
@@ -238,7 +239,11 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
     with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
-        run_simulator(config, folder, names, threads, watch=progress.follow)
+
+        def lost(site: str) -> None:
+            progress.lost(_without(config, folder, site, len(names)))
+
+        run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":
         raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
@@ -246,6 +251,16 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
     forget(folder / SITES, names)  # nothing is left to continue
     return read_json(folder / REPORT)
+
+
+def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
+    """What a simulated run says of a site whose process has ended: how it goes on by its own rules."""
+    if config.min_responses is not None and config.min_responses < sites:
+        follows = f"rounds end without it ({config.min_responses} answers and {config.grace:g} s)"
+    else:
+        follows = f"the round waits for it for up to {duration(config.task_timeout)} (task_timeout)"
+    again = f"Ctrl-C, then `fairflare resume {folder}`, brings it back"
+    return f"{site}: its process has ended, killed or out of memory; {follows}; {again}"
 
 
 def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
