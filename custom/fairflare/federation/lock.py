@@ -63,7 +63,7 @@ def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[Non
 
 
 def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
-    """Who holds a lock of ``folder`` now, as "process 4711"; empty: nobody, as after a kill. Nothing there is changed."""
+    """Who holds a lock of ``folder`` now, as "process 4711"; empty: nobody, as after a kill. It changes nothing."""
     for name in names:
         path = folder / name
         try:
@@ -125,7 +125,10 @@ def _refuse_other_file(path: Path, descriptor: int) -> None:
 
 
 def _lock(descriptor: int, *, shared: bool = False) -> None:
-    """``shared``: with others who only look. Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks."""
+    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks.
+
+    ``shared``: beside others who only look whether it is held.
+    """
     if fcntl is not None:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

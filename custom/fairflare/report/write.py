@@ -138,9 +138,9 @@ def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[st
 def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]] | None:
     """What can be checked of a run in which a command is at work, which writes one file after the other.
 
-    As ``verified_run``, but for ``model.pt``, reports, models to be scored and the best model: each line's hash, and that
-    it can follow the lines before it; ``config.json``; the checkpoint, which is of one of the logged rounds. The
-    checkpoint is read before the log, whose lines are written before it. None: the log has no line yet.
+    Checked: each line's hash, and that it can follow the lines before it; ``config.json``; that a logged round
+    has left the checkpoint, which is read before the log, whose line is written before it. None: the log has no line
+    yet. Not checked: ``model.pt``, reports, models to be scored and the best model.
 
     Raises:
         UserError: one line that says what does not fit.
