@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk without room, at any write of a run: one line says where and how to go on, and the run then ends in its bits."""
+"""A disk without room, at any write of a run: one line says where and how to go on, to the same bits."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from fairflare.report.write import verify_run
 
 RUN = ["run", "fedce", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3", "--no-solo", "--workers", "1"]
 WRITES = 18
-"""Files that are flushed to disk in one such run, at least: the configuration, lines of the log, checkpoints, memories."""
+"""Flushes to disk in one such run, at least: of the configuration, lines of the log, checkpoints and memories."""
 
 
 def call(capsys, *arguments):
