@@ -147,6 +147,10 @@ class SaidProgress(Follower):
         if finding.level == "error":
             self._say("note", f"{site}: {finding}")
 
+    def lost(self, text: str) -> None:
+        """A site's process has ended; see ``progress.Progress.lost``."""
+        self._say("note", text)
+
     def saw(self, entry: Mapping[str, Any]) -> None:
         """An audit entry was written."""
         if entry["event"] in ("start", "resume"):

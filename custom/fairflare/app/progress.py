@@ -125,6 +125,10 @@ class Progress(Follower):
             if self._errors == MOST_ERRORS:
                 self._print("further errors of preflight are in audit.jsonl")
 
+    def lost(self, text: str) -> None:
+        """A site's process has ended; ``text`` names the site and says what follows, in one line."""
+        self._print(clean(text))
+
     def saw(self, entry: Mapping[str, Any]) -> None:
         """An audit entry was written."""
         if entry["event"] in ("start", "resume"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fairflare.app.folders import (
     is_run,
     opened,
 )
+from fairflare.app.progress import duration
 from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
 from fairflare.build.config import RunConfig, site_of_client
@@ -30,6 +32,7 @@ from fairflare.build.parts import Parts, build_parts
 from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
+from fairflare.core.full_disk import NO_SPACE, advice, is_full
 from fairflare.core.types import Training
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.federation import audit
@@ -41,6 +44,9 @@ from fairflare.federation.memory import forget
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_report
+
+LEAST_FREE = 1 << 16
+"""Bytes below which a disk is taken to be full when the simulator has stopped."""
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -84,7 +90,7 @@ def execute(
         refuse_pooling(parts.selector, f"--env {env}")
     if config.stacked and env != "local":
         raise UserError(f"stacked: expected --env local, got --env {env}")
-    with fresh_folder(folder, force):
+    with fresh_folder(folder, force), _with_room(folder):
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
@@ -116,7 +122,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         RunFailed: as ``execute``.
     """
     _require_folder(folder)
-    with opened(folder):
+    with opened(folder), _with_room(folder):
         if not is_run(folder):
             raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} of one; `fairflare run` begins")
         if is_there(folder / RIDER):
@@ -211,6 +217,21 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     return min(wanted, sites)
 
 
+@contextlib.contextmanager
+def _with_room(folder: Path) -> Iterator[None]:
+    """Within: a full disk ends the run with a line that says where, and how the run goes on."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FairFlareError) or not is_full(error):
+            raise
+        raise RunFailed(advice(error, folder, _has_begun(folder))) from error
+
+
+def _has_begun(folder: Path) -> bool:
+    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+
+
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
     rounds, notes = config.training["rounds"], [note.to_json() for note in parts.rule.notes]
     try:
@@ -238,14 +259,30 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
     with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
-        run_simulator(config, folder, names, threads, watch=progress.follow)
+
+        def lost(site: str) -> None:
+            progress.lost(_without(config, folder, site, len(names)))
+
+        run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":
+        if last.get("reason") == NO_SPACE or shutil.disk_usage(folder).free < LEAST_FREE:
+            raise RunFailed(advice(None, folder, True))
         raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
     if not is_complete(folder):
         raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
     forget(folder / SITES, names)  # nothing is left to continue
     return read_json(folder / REPORT)
+
+
+def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
+    """What a simulated run says of a site whose process has ended: how it goes on by its own rules."""
+    if config.min_responses is not None and config.min_responses < sites:
+        follows = f"rounds end without it ({config.min_responses} answers and {config.grace:g} s)"
+    else:
+        follows = f"the round waits for it for up to {duration(config.task_timeout)} (task_timeout)"
+    again = f"Ctrl-C, then `fairflare resume {folder}`, brings it back"
+    return f"{site}: its process has ended, killed or out of memory; {follows}; {again}"
 
 
 def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.full_disk import naming
 from fairflare.core.types import StateDict
 from fairflare.federation.files import MOST_LOG, is_there, read_bytes
 
@@ -72,9 +73,9 @@ class AuditLog:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        except OSError:
+        except OSError as error:
             os.ftruncate(file.fileno(), self._size)  # a full disk leaves no half line before the entry that says so
-            raise
+            raise naming(error, self.path)  # noqa: B904  # the same error
 
 
 def read(path: Path) -> list[dict[str, Any]]:

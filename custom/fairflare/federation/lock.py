@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +62,26 @@ def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[Non
                 path.unlink()
 
 
+def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
+    """Who holds a lock of ``folder`` now, as "process 4711"; empty: nobody, as after a kill. It changes nothing."""
+    for name in names:
+        path = folder / name
+        try:
+            flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            descriptor = os.open(path, os.O_RDONLY | flags)
+        except (OSError, ValueError):
+            continue
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                _lock(descriptor, shared=True)
+        except (BlockingIOError, PermissionError):
+            number = _holder_number(path)
+            return "another command" if number is None else f"process {number}"
+        finally:
+            os.close(descriptor)  # and with it the lock, if it was free
+    return ""
+
+
 def _try(path: Path) -> BinaryIO | None:
     """The locked file, or None while somebody else has it."""
     while True:
@@ -104,11 +124,14 @@ def _refuse_other_file(path: Path, descriptor: int) -> None:
         raise UserError(f"{path.parent}: cannot be locked: {path.name} is a hard link to another file")
 
 
-def _lock(descriptor: int) -> None:
-    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks."""
+def _lock(descriptor: int, *, shared: bool = False) -> None:
+    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks.
+
+    ``shared``: beside others who only look whether it is held.
+    """
     if fcntl is not None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError:

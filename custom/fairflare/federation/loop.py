@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.full_disk import NO_SPACE, is_full
 from fairflare.core.schema import IN_USE
 from fairflare.core.slots import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
@@ -150,7 +151,7 @@ class Federation:
             self._fail(standing, str(failure))
             raise
         except Exception as error:
-            self._fail(standing, f"internal error: {type(error).__name__}")
+            self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
             raise
         self._close(standing, COMPLETED, "")
         self._best.clear()

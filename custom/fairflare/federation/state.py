@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fairflare.core.errors import UserError
+from fairflare.core.full_disk import naming
 from fairflare.federation.files import checked_model, read_tensors
 
 if TYPE_CHECKING:
@@ -139,8 +140,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            naming(error, path)
         raise
 
 

@@ -28,6 +28,7 @@ from fairflare.core.validation import expected
 from fairflare.datasets.simulated import cache
 from fairflare.federation.files import AUDIT
 from fairflare.federation.state import remove_files
+from fairflare.flare.heartbeat import Heartbeat
 from fairflare.flare.run_files import HE, LOCAL_FINDINGS, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def run_simulator(
     sites: Sequence[str],
     threads: int | None = None,
     watch: Callable[[Path], None] = lambda folder: None,
+    lost: Callable[[str], None] = lambda site: None,
 ) -> None:
     """Run ``config`` with real FLARE processes, whose server and sites keep everything in ``folder`` as they go.
 
@@ -55,6 +57,7 @@ def run_simulator(
         sites: names of the sites.
         threads: simulator threads; one per site when None. With fewer, FLARE starts a new process per site and task.
         watch: called about twice a second with the folder where the audit log grows.
+        lost: called once with each site whose process has ended while the run goes on, seconds after it has.
 
     Raises:
         UserError: the folder for temporary files has too long a path.
@@ -73,8 +76,9 @@ def run_simulator(
             child = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment(folder)
             )
+            heartbeat = Heartbeat(child.pid, folder, folder / LOG, (threads or len(sites)) >= len(sites), lost)
             try:
-                _wait(child, folder, watch)
+                _wait(child, folder, watch, heartbeat)
             finally:
                 stop(_family(child.pid, str(workspace)))
                 _fetch(workspace, folder)
@@ -109,8 +113,9 @@ def _last_words(log: Path) -> str:
     return next((line for line in reversed(lines) if "rror" in line), lines[-1])[-300:]
 
 
-def _wait(child: subprocess.Popen, folder: Path, watch: Callable[[Path], None]) -> None:
+def _wait(child: subprocess.Popen, folder: Path, watch: Callable[[Path], None], heartbeat: Heartbeat) -> None:
     while child.poll() is None:
+        heartbeat.look()
         if (folder / AUDIT).is_file():
             watch(folder)
         time.sleep(0.5)

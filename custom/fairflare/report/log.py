@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairflare.core.full_disk import naming
+
 LOG = "log.txt"
 
 
@@ -19,7 +21,11 @@ class RunLog:
     def saw(self, entry: Mapping[str, Any]) -> None:
         """Write the line."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{entry['time']} {line(entry)}\n")
+            try:
+                file.write(f"{entry['time']} {line(entry)}\n")
+                file.flush()
+            except OSError as error:
+                raise naming(error, self._path)  # noqa: B904  # the same error
 
 
 def line(entry: Mapping[str, Any]) -> str:

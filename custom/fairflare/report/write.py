@@ -28,9 +28,9 @@ from fairflare.federation.files import (
 )
 from fairflare.federation.history import RunHistory, read_history
 from fairflare.federation.log_lines import REPORT as RECORD
-from fairflare.federation.log_lines import events
-from fairflare.federation.logged_files import read_final, read_standing
-from fairflare.federation.state import json_text, save_text
+from fairflare.federation.log_lines import alike, events
+from fairflare.federation.logged_files import left_behind, read_final, read_standing
+from fairflare.federation.state import json_text, load_checkpoint, save_text
 from fairflare.federation.unscored import Unscored
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_run
@@ -131,8 +131,32 @@ def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[st
     if read_final(folder, run_history) is None and run_history.finish:
         raise UserError(f"{MODEL}: is missing, and {AUDIT} says that the run ended")
     _check_reports(folder, run_history)
-    if head and head not in {entry["hash"] for entry in entries}:
-        raise UserError(f"{AUDIT}: no line has the hash {head[:64]!r}: it is not the log whose head was kept")
+    _check_head(entries, head)
+    return run_history, entries
+
+
+def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]] | None:
+    """What can be checked of a run in which a command is at work, which writes one file after the other.
+
+    Checked: each line's hash, and that it can follow the lines before it; ``config.json``; that a logged round
+    has left the checkpoint, which is read before the log, whose line is written before it. None: the log has no line
+    yet. Not checked: ``model.pt``, reports, models to be scored and the best model.
+
+    Raises:
+        UserError: one line that says what does not fit.
+    """
+    checkpoint = load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
+    entries = audit.verify(folder / AUDIT, torn=True) if is_there(folder / AUDIT) else []
+    if checkpoint is None and not entries:
+        return None
+    _require_run(folder)
+    run_history = read_history(entries)
+    _checked_config(folder, run_history)
+    if checkpoint is not None:
+        logged = {entry["hash"]: entry for entry in entries if entry["event"] == "round"}.get(checkpoint.entry)
+        if logged is None or any(not alike(logged.get(key), value) for key, value in left_behind(checkpoint).items()):
+            raise UserError(f"{CHECKPOINT}: {AUDIT} names no round that left it")
+    _check_head(entries, head)
     return run_history, entries
 
 
@@ -227,6 +251,11 @@ def _logged_model(folder: Path, run_history: RunHistory) -> StateDict:
     if standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
     return standing.model
+
+
+def _check_head(entries: Sequence[Mapping[str, Any]], head: str) -> None:
+    if head and head not in {entry["hash"] for entry in entries}:
+        raise UserError(f"{AUDIT}: no line has the hash {head[:64]!r}: it is not the log whose head was kept")
 
 
 def _check_reports(folder: Path, run_history: RunHistory) -> None:

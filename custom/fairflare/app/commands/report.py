@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fairflare.app.options import PATH, as_json
+
+IN_PROGRESS = 3
+"""Exit code of ``verify`` while a command is at work in the folder."""
 
 
 @click.command()
@@ -46,21 +50,55 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
 
     Says what is absent: "not ended" of a run that was cut short, "no report". Exits with 1 when a completed run lacks
-    its report.
+    its report, and with 3 when a command is at work in FOLDER: of a run that goes on only log, configuration and
+    checkpoint can be checked.
     """
     from fairflare.app import console
+    from fairflare.core.errors import UserError
+    from fairflare.federation.lock import at_work
     from fairflare.federation.log_lines import events
     from fairflare.report.write import absent, verified_run
 
-    run_history, entries = verified_run(folder, head)
+    worker = at_work(folder)
+    if not worker:
+        try:
+            run_history, entries = verified_run(folder, head)
+        except UserError:
+            if not (worker := at_work(folder)):  # which has begun in the meantime
+                raise
+    if worker:
+        _in_progress(folder, head, worker, as_json)
+        return
     happened, lacks = events(entries), absent(folder, run_history)
     whole = not (run_history.completed and lacks)
     head, status = happened[-1]["hash"], run_history.finish.get("status")
     if as_json:
-        found = {"entries": len(happened), "head": head, "verified": whole}
+        found = {"entries": len(happened), "head": head, "verified": whole, "in_progress": False}
         console.dump({**found, "ended": bool(run_history.finish), "status": status, "absent": lacks})
     else:
         words = "verified" if whole else "NOT verified"
         console.say("; ".join([f"{words}: {len(happened)} entries, chain head {head}", *lacks]))
     if not whole:
         click.get_current_context().exit(1)
+
+
+def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
+    """Say what holds so far of a run in which ``worker`` is at work, and exit with ``IN_PROGRESS``."""
+    from fairflare.app import console
+    from fairflare.federation.log_lines import events
+    from fairflare.report.write import absent, verified_so_far
+
+    found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True}
+    words, ended, status, lacks = "no line of its log is written yet", False, None, ["not ended", "no report"]
+    if so_far := verified_so_far(folder, head):
+        run_history, entries = so_far
+        happened, ended, status = events(entries), bool(run_history.finish), run_history.finish.get("status")
+        found |= {"entries": len(happened), "head": happened[-1]["hash"]}
+        lacks = absent(folder, run_history)
+        done, total = run_history.standing.round, run_history.start["rounds"]
+        words = f"round {done} of {total}, {len(happened)} entries fit together so far, chain head {found['head']}"
+    if as_json:
+        console.dump({**found, "ended": ended, "status": status, "absent": lacks})
+    else:
+        console.say(f"in progress ({worker}), not verified yet: {words}; verify again once it has ended")
+    click.get_current_context().exit(IN_PROGRESS)
