@@ -127,21 +127,19 @@ def measured(name: str, folder: Path, toy: bool) -> dict[str, Any]:
 
 
 def tune(root: Path, runs: Path, default: dict[str, Any], few: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The best run by validation: learning rate first, then batch, then local steps, each at the best so far."""
+    """The best run by validation: learning rate first, then batch, then the fewest steps of a round, each at the best so far."""
     training = default["training"]
     best, chosen = default, {}
     for key, values in {
         "lr": [training["lr"] * factor for factor in FACTORS],
         "batch_size": [2 * training["batch_size"]],
-        "local_steps": [2 * training["local_steps"]],
+        "fewest_steps": [2 * training["fewest_steps"]],
     }.items():
         start = dict(chosen)
         for value in values:
             tried = {**start, key: value}
             name = "-".join(f"{k}={v:g}" for k, v in tried.items())
-            steps = training["local_steps"]
-            own = {"local_steps": steps, **tried}
-            pairs = [f"--set={k}={v:g}" if k == "lr" else f"--set={k}={v}" for k, v in own.items()]
+            pairs = [f"--set={k}={v:g}" if k == "lr" else f"--set={k}={v}" for k, v in tried.items()]
             rounds = few or ["--rounds", str(training["rounds"])]
             found = run(root, runs / name, *pairs, *rounds, "--no-solo")
             if found["val"] > best["val"]:
