@@ -164,7 +164,8 @@ from fairflare.build.config import RunConfig
 import fairflare.flare.controller, fairflare.flare.executor, fairflare.flare.egress, fairflare.flare.persistor
 import fairflare.flare.aggregator, fairflare.flare.site_policy, fairflare.report.write
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
-config = RunConfig.from_json(json.loads(sys.argv[2]))
+from fairflare.flare.braces import shown
+config = RunConfig.from_json(shown(json.loads(sys.argv[2])))
 parts = build_parts(config)
 site = build_site(config, parts, "north")
 found, data = site.look()
