@@ -11,7 +11,7 @@ import click
 from fairflare.app.options import PATH, as_json
 
 IN_PROGRESS = 3
-"""Exit code of ``verify`` while a command is at work in the folder."""
+"""Exit code of ``verify`` while a run goes on."""
 
 
 @click.command()
@@ -50,8 +50,8 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
 
     Says what is absent: "not ended" of a run that was cut short, "no report". Exits with 1 when a completed run lacks
-    its report, and with 3 when a command is at work in FOLDER: of a run that goes on only log, configuration and
-    checkpoint can be checked.
+    its report, and with 3 while another command is at work in FOLDER and not all is there: of a run that goes on only
+    log, configuration and checkpoint can be checked.
     """
     from fairflare.app import console
     from fairflare.core.errors import UserError
@@ -60,16 +60,17 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     from fairflare.report.write import absent, verified_run
 
     worker = at_work(folder)
-    if not worker:
-        try:
-            run_history, entries = verified_run(folder, head)
-        except UserError:
-            if not (worker := at_work(folder)):  # which has begun in the meantime
-                raise
-    if worker:
+    try:
+        run_history, entries = verified_run(folder, head)
+    except UserError:
+        if not (worker := worker or at_work(folder)):  # which may have ended, or begun, in the meantime
+            raise
         _in_progress(folder, head, worker, as_json)
         return
     happened, lacks = events(entries), absent(folder, run_history)
+    if lacks and worker:
+        _in_progress(folder, head, worker, as_json)
+        return
     whole = not (run_history.completed and lacks)
     head, status = happened[-1]["hash"], run_history.finish.get("status")
     if as_json:
