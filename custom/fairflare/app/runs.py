@@ -23,6 +23,7 @@ from fairflare.app.folders import (
 from fairflare.app.progress import duration
 from fairflare.build import tasks
 from fairflare.build.assembly import CONFIG, save_config
+from fairflare.build.benefit import words
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.config_checks import asked_sites, refuse_pooling
 from fairflare.build.initial import find
@@ -239,6 +240,8 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
+            if said := words(config):
+                console.note(said)
             shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
@@ -258,6 +261,8 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
+    if said := words(config):
+        console.note(said)
     with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
 
         def lost(site: str) -> None:

@@ -92,17 +92,12 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
         solo: None: neither was given.
         env: where it runs; a deployed federation has to be asked.
     """
-    from fairflare.app.console import note
-    from fairflare.build.benefit import asks_by_itself, with_benefit, words
+    from fairflare.build.benefit import asks_by_itself, with_benefit
 
     if solo is None:
         given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
-        found = with_benefit(config, solo)
-        if by_itself and found.solo and (said := words(found)):
-            note(said)
-        return found
     return with_benefit(config, solo)
 
 
