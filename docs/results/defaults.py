@@ -127,7 +127,7 @@ def measured(name: str, folder: Path, toy: bool) -> dict[str, Any]:
 
 
 def tune(root: Path, runs: Path, default: dict[str, Any], few: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The best run by validation: learning rate, then batch, then the fewest steps of a round, each at the best so far."""
+    """The best run by validation: learning rate, then batch, then fewest steps of a round, each at the best so far."""
     training = default["training"]
     best, chosen = default, {}
     for key, values in {
