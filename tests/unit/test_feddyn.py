@@ -24,9 +24,6 @@ class Parabola:
     def __init__(self, steepness, centre):
         self.steepness, self.centre = steepness, centre
 
-    def size(self, split):
-        return 2
-
     def training(self, batch_size, seed):
         yield Batch(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64), torch.full((2,), -1))
 

@@ -20,7 +20,8 @@ def local_batches(work: LocalWork) -> Iterator[Batch]:
     order follows from the seed of the site's first round; where it stands is kept in ``work.memory``.
     """
     training = work.training
-    steps = training.steps(work.data.size("train"))
+    bounded = training.fewest_steps is not None or training.most_steps is not None
+    steps = training.steps(work.data.size("train")) if bounded else training.local_steps
     if steps is None:
         for epoch in range(training.epochs):
             yield from work.data.training(training.batch_size, derive(work.seed, "epoch", epoch))
