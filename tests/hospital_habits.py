@@ -7,6 +7,7 @@ its ``patients`` may be in two splits.
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 
 from hospital_folders import Drawn, grid
 from hospital_tables import cohort
@@ -197,3 +198,18 @@ HABITS = {
         dates_of_two_kinds,
     )
 }
+
+
+def masks_of_two_kinds(root):
+    """Masks of 0 and 255 at one site, of 0 and 1 at the other."""
+    for site, value in (("site-1", 255), ("site-2", 1)):
+        drawn = Drawn()
+        for k in range(8):
+            drawn.save(root / site / f"{k}.png")
+            mask = np.zeros((20, 20), np.uint8)
+            mask[4:12, 5:15] = value
+            Image.fromarray(mask).save(root / site / f"{k}_mask.png")
+    return ("masks of site-1 have the pixel values 255, those of site-2 1",)
+
+
+HABITS["masks_of_two_kinds"] = masks_of_two_kinds

@@ -10,7 +10,7 @@ from fairflare.app.intake.folders import images_in_folders
 from fairflare.app.intake.found import Choices, Found, check_texts
 from fairflare.app.intake.labels import check_sites_agree
 from fairflare.app.intake.lists import images_in_lists, lists_in
-from fairflare.app.intake.masks import pixels
+from fairflare.app.intake.masks import check_sites, pixels
 from fairflare.app.intake.splits import patient_key, with_splits
 from fairflare.app.intake.table_files import tables_in
 from fairflare.app.intake.tables import examples_in_tables
@@ -53,7 +53,9 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             raise UserError(f"--without: {unlisted('site', site, found.sites)}")
     if chosen.without:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
-    if found.kind != "segmentation":
+    if found.kind == "segmentation":
+        check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
+    else:
         check_sites_agree(found.examples, chosen)
     found = with_slices(files, found, chosen)
     notes = found.notes + _linked(root)

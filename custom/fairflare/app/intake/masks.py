@@ -17,6 +17,7 @@ MOST_STRUCTURES = 8
 SLICES = 9
 """Of a mask's volume that are looked at."""
 FLAT = (".png", ".jpg", ".jpeg")
+OF_A_SITE = 20
 LOOKED_AT = 300
 """Masks whose pixel values are read; preflight reads all."""
 
@@ -52,6 +53,23 @@ def structures(
     plain = numbers == list(range(1, len(numbers) + 1)) or numbers in ([255], [1])
     option = {} if plain else {"mask_values": "; ".join(f"{name}={v}" for name, v in zip(names, numbers))}
     return tuple(names), option
+
+
+def check_sites(root: Path, masks: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255.
+
+    Args:
+        root: the folder at which paths start.
+        masks: site -> its masks, of which a few are read.
+    """
+    found = {site: _values(root, own[:: max(1, len(own) // OF_A_SITE)]) - {0.0} for site, own in masks.items()}
+    known = {site: values for site, values in found.items() if values}
+    first = next(iter(known), "")
+    for site, values in known.items():
+        if not values & known[first]:
+            ours, theirs = (", ".join(f"{value:g}" for value in sorted(own)[:4]) for own in (known[first], values))
+            text = f"masks of {first} have the pixel values {ours}, those of {site} {theirs}"
+            raise UserError(f"init: {text}: expected the same values for the same structures")
 
 
 def _values(root: Path, masks: Iterable[str]) -> set[float]:
