@@ -22,6 +22,7 @@ from printed_commands import ROOT, Printed, printed_commands
 from external_data import write_hospital
 from fairflare.app import cli
 from fairflare.build import tasks
+from fairflare.clinic import planning
 from fairflare.core import plugins, registry, user_code
 from fairflare.federation.loop import Federation
 from own_code import write_code
@@ -120,7 +121,11 @@ def world(tmp_path_factory):
 
 
 def shrink(patch):
-    """Every preset trains two rounds, on few images."""
+    """Every preset trains two rounds, on few images; so does what a user's own data ask for."""
+    short = {"rounds": 2, "most_rounds": 2, "fewest_steps": 2}
+    efforts = {kind: dataclasses.replace(effort, **short) for kind, effort in planning.EFFORTS.items()}
+    patch.setattr(planning, "EFFORTS", efforts)
+    patch.setattr(planning, "LINEAR", dataclasses.replace(planning.LINEAR, **short))
     for name in tasks.TASKS:
         kind = type(tasks.load(name))
         known = {field.name for field in dataclasses.fields(kind)}
