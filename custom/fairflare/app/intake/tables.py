@@ -27,7 +27,7 @@ from fairflare.app.intake.found import (
 )
 from fairflare.app.intake.groups import bare, group_columns, grouped_by
 from fairflare.app.intake.labels import check_outcome, same_numbers
-from fairflare.app.intake.levels import FOLDER, roles
+from fairflare.app.intake.levels import FOLDER, is_patient_level, roles
 from fairflare.app.intake.table_files import HOME, SITE, SPLIT, rows_of
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import split_word
@@ -268,13 +268,13 @@ def _images(
     if not images:
         raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
     labels = [text for text, keep in zip(texts, there & labelled, strict=True) if keep]
-    sites = _sites_of_images(files, kept, images, role["site"], chosen)
+    levels = level_table(files, images, chosen)
+    sites = _sites_of_images(files, kept, levels, role["site"], chosen)
     _check_once(images, labels)
     if role["patient"]:
         patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
     else:
-        folder = _folder_of_patients(files, images)
-        patients, whence = patients_of(level_table(files, images, chosen), sites, folder, chosen)
+        patients, whence = patients_of(levels, sites, _folder_of_patients(levels), chosen)
     groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
     examples = [
         Example(*one)
@@ -299,13 +299,13 @@ def _images(
 
 
 def _sites_of_images(
-    files: Files, table: pd.DataFrame, images: Sequence[str], column: str, chosen: Choices
+    files: Files, table: pd.DataFrame, levels: pd.DataFrame, column: str, chosen: Choices
 ) -> list[str]:
     """The site of each row: its column's or its table's, else that of the folders in which the images lie."""
     if column or chosen.site == "none" or (table[SITE] != "").all():
         return _sites(files, table, column, chosen)
-    levels = level_table(files, images, chosen).drop(columns=["image", SPLIT])
-    role = roles(levels, replace(chosen, site="", label="", patient="none"), labelled=False)
+    of_levels = levels.drop(columns=["image", SPLIT])
+    role = roles(of_levels, replace(chosen, site="", label="", patient="none"), labelled=False)
     if not role.site:
         return _sites(files, table, column, chosen)
     names = site_names(levels[role.site].unique())
@@ -341,11 +341,8 @@ def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, cho
         )
 
 
-def _folder_of_patients(files: Files, images: Sequence[str]) -> str:
+def _folder_of_patients(table: pd.DataFrame) -> str:
     """The level of folders that are patients, where no column says them."""
-    from fairflare.app.intake.levels import is_patient_level
-
-    table = level_table(files, images, Choices())
     levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
     return next((name for name in levels if is_patient_level(table, name, levels)), "")
 

@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Collection
 
+from fairflare.app.intake.found import SPLIT_OF
+
 BEGINNINGS = """site client hosp centre center zentrum centro institut facility krankenh chu umc nhs charite ziekenh
     sjukhus sykehus sygehus sairaal szpital hastane nemocnic korhaz uniklin"""
 """Words by which hospitals are called begin so."""
@@ -93,8 +95,6 @@ def says_split(name: str) -> str:
 
 def split_word(name: str) -> str:
     """The split that a name says, "training", "validation" or "testing"; "" where it says none."""
-    from fairflare.app.intake.found import SPLIT_OF
-
     return SPLIT_OF.get(name.strip().lower(), "") or SPLIT_OF.get(says_split(name).rstrip("s"), "")
 
 
