@@ -38,6 +38,11 @@ COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file th
 FLARE = 100  # a file that starts FLARE's processes waits more than it computes: all of them come first
 
 
+def pytest_addoption(parser):
+    parser.addoption("--only", default="", help="cases of a test that goes through many: those whose name contains this")
+    parser.addoption("--long", action="store_true", help="tests marked long go through all of their cases")
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # workers have the folder of the session
         config.rendered, config.before = tempfile.mkdtemp(prefix="fairflare_tests_cache."), os.environ.get(CACHE)
