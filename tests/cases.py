@@ -3,7 +3,7 @@
 
 ``each`` takes the place of ``pytest.mark.parametrize`` where cases need no set-up of their own. Every case is tried
 whatever becomes of the others; one that fails is reported as a subtest of pytest, by its name. ``pytest --only TEXT``
-tries the cases whose name contains TEXT. With ``short`` those cases alone are tried unless ``pytest --long`` asks for all.
+tries the cases whose name contains TEXT. With ``short`` only those are tried, unless ``pytest --long`` asks for all.
 """
 
 import contextlib
@@ -23,7 +23,9 @@ def each(names, cases, ids=None, short=None):
     cases = list(cases)
     few = None if short is None else {k for k, case in enumerate(cases) if case in short}
     table = [(*_case(names, case, k, ids), few is None or k in few) for k, case in enumerate(cases)]
-    assert len({name for name, *_ in table}) == len(table) > 0, f"{names}: no cases, or two of one name"
+    names_of = [name for name, *_ in table]
+    table = [(f"{n}#{k}" if names_of.count(n) > 1 else n, *more) for k, (n, *more) in enumerate(table)]
+    assert table, f"{names}: no cases"
     assert few != set(), f"{names}: none of the cases is a short one"
 
     def decorate(test):

@@ -39,7 +39,9 @@ FLARE = 100  # a file that starts FLARE's processes waits more than it computes:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--only", default="", help="cases of a test that goes through many: those whose name contains this")
+    parser.addoption(
+        "--only", default="", help="cases of a test that goes through many: those whose name contains this"
+    )
     parser.addoption("--long", action="store_true", help="tests marked long go through all of their cases")
 
 

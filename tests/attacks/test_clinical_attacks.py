@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.assembly import build_site, leaves
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
@@ -66,7 +67,7 @@ def test_a_step_is_of_the_model_that_was_asked_for_first(tmp_path):
     assert site.handle(Instruction("calibrate", LAST, model)).sums
 
 
-@pytest.mark.parametrize(
+@each(
     "numbers",
     [
         {"n": 9.0, "brier": 0.2},
@@ -100,7 +101,7 @@ BINS = {"bin.0.n": 40.0, "bin.0.positives": 15.0, "bin.0.risk": 5.0} | {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"n": 61.0},
@@ -227,8 +228,8 @@ def test_before_and_after_a_step_tell_of_the_same_patients():
     assert (before.positives == after.positives).all() and not np.allclose(before.risk, after.risk)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.3, 0.41])
-@pytest.mark.parametrize("seed", range(12))
+@each("threshold", [0.5, 0.3, 0.41])
+@each("seed", range(12))
 def test_no_few_patients_between_a_bins_edge_and_the_threshold_follow(seed, threshold):
     """Bins from an edge on, less those flagged, are the patients between the two, and how many it came true of."""
     cases, least = cases_of(seed=seed), 10

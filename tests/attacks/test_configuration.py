@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cases import each
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import DataError, UserError
@@ -118,7 +119,7 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("path, value, message", ATTACKS, ids=[f"{k}-{path}" for k, (path, *_) in enumerate(ATTACKS)])
+@each("path, value, message", ATTACKS, ids=[f"{k}-{path}" for k, (path, *_) in enumerate(ATTACKS)])
 def test_a_configuration_with_one_bad_value_is_refused_in_a_line(table, path, value, message):
     content = changed(table, path, value)
     with little_memory(), pytest.raises(UserError) as error:
@@ -141,7 +142,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("path, value, message", OWN, ids=[f"{k}-{path}" for k, (path, *_) in enumerate(OWN)])
+@each("path, value, message", OWN, ids=[f"{k}-{path}" for k, (path, *_) in enumerate(OWN)])
 def test_a_job_on_the_sites_own_data_is_refused_as_well(own, path, value, message):
     with little_memory(), pytest.raises(UserError) as error:
         RunConfig.from_json(changed(own, path, value))
@@ -163,7 +164,7 @@ def test_the_number_of_classes_is_bounded_on_the_command_line_too():
         tasks.load("classification", labels="²", site_names="a,b")
 
 
-@pytest.mark.parametrize("content", [None, [], "x", 3, {}, {"format": 1}, {1: 2}])
+@each("content", [None, [], "x", 3, {}, {"format": 1}, {1: 2}])
 def test_what_is_no_configuration_is_refused(content):
     with pytest.raises(UserError):
         RunConfig.from_json(content)

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.core.types import Outline
@@ -50,7 +51,7 @@ def accepted(change, n_examples=40, **settings):
     return [r.code for r in verdict.rejections]
 
 
-@pytest.mark.parametrize("lie", LIES)
+@each("lie", LIES)
 def test_counts_that_no_examples_have_are_refused(lie):
     assert accepted(LIES[lie]) == ["count_mismatch"]
 

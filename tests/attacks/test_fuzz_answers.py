@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from cases import each
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
 from fairflare.core.findings import KINDS
@@ -218,7 +218,7 @@ def few(examples):
 seeds = st.integers(0, 2**64 - 1).map(random.Random)
 
 
-@pytest.mark.parametrize("method", registry.methods())
+@each("method", registry.methods())
 def test_whatever_sites_answer_the_next_model_is_finite_and_weights_are_shares(method):
     rule, gate = parts_of(method)
     counted = dict.fromkeys(("accepted", "rejected"), 0)

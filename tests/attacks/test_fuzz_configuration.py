@@ -6,10 +6,10 @@ import json
 import tracemalloc
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cases import each
 from fairflare.build import tasks
 from fairflare.build.config import PART_KEYS, RUN_KEYS, RunConfig, make_config
 from fairflare.build.method_parts import method_parts, part
@@ -148,7 +148,7 @@ def assert_round_trip(config):
     assert json.dumps(again.to_json(), allow_nan=False) == text
 
 
-@pytest.mark.parametrize("content", VALID, ids=lambda content: f"{content['method']}-{content['task']}")
+@each("content", VALID, ids=lambda content: f"{content['method']}-{content['task']}")
 def test_what_is_changed_from_is_valid(content):
     assert_round_trip(outcome(lambda: RunConfig.from_json(content)))
 

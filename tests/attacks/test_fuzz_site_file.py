@@ -9,6 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cases import each
 from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core.errors import UserError
 
@@ -119,7 +120,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@each("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_files_are_refused(file, text):
     assert assert_read_or_refused(file, text.encode()) is None
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Reply
 from fairflare.core.versions import all_versions
@@ -51,9 +52,7 @@ BLOWN = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind, honest", [(kind, n) for kind in BLOWN for n in (0, 1, 2, 4) if n < 2 or kind != "parameters"]
-)
+@each("kind, honest", [(kind, n) for kind in BLOWN for n in (0, 1, 2, 4) if n < 2 or kind != "parameters"])
 def test_no_entry_can_be_blown_up_whoever_else_answers(kind, honest):
     """With four others, with two, with one, and where no other answer is there to compare with."""
     accepted, rejected = verdict(*[update()] * honest, update(**BLOWN[kind]))

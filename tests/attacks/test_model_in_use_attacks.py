@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.validation import as_cell
 from fairflare.inference.apply import RESULTS, _write
@@ -126,8 +127,8 @@ def test_no_name_of_a_run_is_code_in_its_bundle(tmp_path, capsys):
     assert "do not begin with $, @ or %" in capsys.readouterr().err and not out.exists()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", [lambda x: {"classes": [x]}, lambda x: {x: [1]}, lambda x: {"before": {"gaps": [x]}}])
+@each("name", NAMES)
+@each("place", [lambda x: {"classes": [x]}, lambda x: {x: [1]}, lambda x: {"before": {"gaps": [x]}}])
 def test_no_text_of_a_run_is_a_reference_in_its_bundle(name, place):
     with pytest.raises(UserError, match="do not begin with"):
         _check_plain(place(name), targets=True)

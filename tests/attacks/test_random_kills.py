@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.core.registry import methods
 from fairflare.federation import state
@@ -23,6 +24,7 @@ from fairflare.federation.site import Site
 from fairflare.report import write
 from fairflare.report.write import verify_run
 from fairflare.trainers.base import Trainer
+from mechanisms import representatives
 
 KILLS, ATTEMPTS = 5, 15
 """Of a run of one of the papers' methods: so many kills, in at most so many commands."""
@@ -47,6 +49,16 @@ REFUSED = {
     ("fedrdn", "table"): "expected a network of convolutions",
 }
 """What cannot be: no network of the table has such layers."""
+ONCE = [(method, task, seed) for method in sorted(methods()) for task in TASKS for seed in range(3)]
+MECHANISMS = representatives()
+
+
+def _is_of_a_mechanism(method, task, seed):
+    """What is killed in every run of the tests: a method of each mechanism, on the table where it can be."""
+    on_images = (method, "table") in REFUSED
+    return not seed and method in MECHANISMS and (task == "table" or on_images)
+
+
 FORK = multiprocessing.get_context("fork")
 POINTS = [
     (state.os, "replace"), (state.os, "fsync"), (state.os, "open"), (state.tempfile, "mkstemp"), (AuditLog, "append"),
@@ -113,21 +125,20 @@ def warm(tmp_path_factory):
     assert stop.value.code == 0
 
 
-@pytest.mark.parametrize("method", PAPERS)
+@each("method", PAPERS, short=["fedce", "fedheal", "fedism-plus"])
 def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
     _kill_at_random(method, SMALL, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_every_method_trains_and_is_killed_once(method, task, tmp_path):
+@each("method, task, seed", ONCE, short=[one for one in ONCE if _is_of_a_mechanism(*one)])
+def test_every_method_trains_and_is_killed_once(method, task, seed, tmp_path):
     options = [*TASKS[task], *NEEDS.get((method, task), ())]
     if reason := REFUSED.get((method, task)):
         code, _ = command(["run", method, *options, "--out", tmp_path / "run"], int, tmp_path / "said")
         assert code == 2 and reason in " ".join((tmp_path / "said").read_text().split())
     else:
-        _kill_at_random(method, options, tmp_path, kills=1, rounds=2)
+        _kill_at_random(method, options, tmp_path, kills=1, rounds=2, seed=seed)
 
 
 def test_killed_at_random_a_run_says_the_same_scores_once(tmp_path):
@@ -153,8 +164,8 @@ def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_p
     _kill_at_random(method, SMALL, tmp_path)
 
 
-def _kill_at_random(method, options, tmp_path, kills=KILLS, rounds=3):
-    chance, said = random.Random(f"kills of {method}"), tmp_path / "said"
+def _kill_at_random(method, options, tmp_path, kills=KILLS, rounds=3, seed=0):
+    chance, said = random.Random(f"kills of {method}{seed or ''}"), tmp_path / "said"
     run = ["run", method, *options, "--rounds", str(rounds), "--out"]
     calls = FORK.Value("i")
     code, seconds = command([*run, tmp_path / "whole"], lambda: at_call(-1, calls), said)

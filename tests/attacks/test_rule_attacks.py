@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.core.types import Info, Round
@@ -36,8 +37,8 @@ def with_numbers(**told):
 # FlexFair
 
 
-@pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("extra", [1e15, 20.0, -1e15, 0.5])
+@each("raw", [False, True])
+@each("extra", [1e15, 20.0, -1e15, 0.5])
 def test_a_weight_that_multiplies_a_loss_is_bounded(raw, extra):
     for cells, name in (("sites", "weight"), ("groups", "weight/site-1")):
         rule = FlexFair(cells=cells, apply="local", raw=raw)

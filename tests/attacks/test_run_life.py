@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.app import folders
 from fairflare.app.cli import main
 from fairflare.app.job_folders import is_job
@@ -448,7 +449,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@each("moment", MOMENTS)
 def test_after_a_kill_one_command_goes_on(moment, capsys, finished, tmp_path):
     kill, refusal = MOMENTS[moment]
     folder = tmp_path / "run"
@@ -683,7 +684,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", [*WRONG, "workflows", "a workflow"])
+@each("name", [*WRONG, "workflows", "a workflow"])
 def test_a_broken_job_is_not_replaced(name, capsys, tmp_path):
     export = ["export", "fedavg", "--task", "support2", "--out", tmp_path / "job", "--force"]
     assert call(capsys, *export)[0] == 0
@@ -762,8 +763,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name, content", [(name, content) for name, all in BROKEN.items() for content in all], ids=str)
-@pytest.mark.parametrize("command", ["resume", "compare"])
+@each("name, content", [(name, content) for name, all in BROKEN.items() for content in all], ids=str)
+@each("command", ["resume", "compare"])
 def test_a_broken_file_is_one_line(command, name, content, capsys, finished, tmp_path):
     place = tmp_path / "fedavg-seed0"
     shutil.copytree(finished, place)
@@ -777,8 +778,8 @@ def test_a_broken_file_is_one_line(command, name, content, capsys, finished, tmp
     assert sum(line.startswith("fairflare: ") for line in err.splitlines()) == (code == 2)
 
 
-@pytest.mark.parametrize("out", ["\0", "a\0b", "x" * 300, "loop/run", "loop"])
-@pytest.mark.parametrize("command", ["run", "compare", "contribution", "export", "resume", "report"])
+@each("out", ["\0", "a\0b", "x" * 300, "loop/run", "loop"])
+@each("command", ["run", "compare", "contribution", "export", "resume", "report"])
 def test_an_impossible_folder_is_one_line(command, out, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
@@ -791,7 +792,7 @@ def test_an_impossible_folder_is_one_line(command, out, capsys, tmp_path, monkey
     assert [p.name for p in tmp_path.iterdir()] == ["loop"]
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "", ".", "x" * 300, "-x"])
+@each("name", ["a/b", "..", "", ".", "x" * 300, "-x"])
 def test_a_jobs_name_is_a_name(name, capsys, tmp_path):
     code, _, err = call(capsys, "export", "fedavg", "--task", "support2", "--out", tmp_path / "job", "--name", name)
     assert code == 2 and "--name: expected" in err and err.count("\n") == 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.helpers import PROBES, TRAINING, Accuracy, Blobs, initial_model, small_network
 
+from cases import each
 from fairflare.core.types import Round
 from fairflare.federation.aggregation.server_sums import ServerSums
 from fairflare.federation.aggregation.site_sums import KEPT, SiteSums
@@ -323,8 +324,8 @@ def test_with_32_bits_sites_with_other_models_have_no_masks_in_common(change):
     assert attack.fails and not attack.reads_the_victim() and not attack.reads_the_victim(LEARNED)
 
 
-@pytest.mark.parametrize("scheme", ["masks", "ckks"])
-@pytest.mark.parametrize("name", DIFFERENCES)
+@each("scheme", ["masks", "ckks"])
+@each("name", DIFFERENCES)
 def test_whatever_the_victim_is_sent_otherwise_no_sum_comes_about(name, scheme):
     attack = Attack(DIFFERENCES[name], scheme)
     assert attack.fails and not attack.reads_the_victim()
@@ -388,7 +389,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@each("name", CHAINS)
 def test_a_site_counts_a_filter_as_the_mask_where_flare_applies_it(name, tmp_path):
     """A chain with direction "in" is never applied to what a site sends."""
     pytest.importorskip("nvflare")

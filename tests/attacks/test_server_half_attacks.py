@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
@@ -132,8 +133,8 @@ def test_no_site_ruins_the_others_models_with_prototypes(share, factor, rejected
     assert loss_of(folder, personal=share == "prototypes") < 0.6
 
 
-@pytest.mark.parametrize("trainer", ["feddyn", "scaffold", "fedproc"])
-@pytest.mark.parametrize(
+@each("trainer", ["feddyn", "scaffold", "fedproc"])
+@each(
     "values, reason",
     [
         ({"rule": "median"}, "trainer {}: its server half takes up what every site sends, so that rule median would"),

@@ -9,6 +9,7 @@ import zipfile
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.federation import loop
 from fairflare.federation.audit import AuditLog, model_hash, verify
@@ -374,7 +375,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_a_tampered_folder_is_noticed_and_not_continued(name, root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     base, change = ALL[name]
@@ -407,7 +408,7 @@ def test_there_are_enough():
     }
 
 
-@pytest.mark.parametrize("name", ["done", "plus", "heal", "cut", "early", "window", "failed"])
+@each("name", ["done", "plus", "heal", "cut", "early", "window", "failed"])
 def test_an_untampered_folder_is_accepted(name, root, tmp_path, capsys):
     """And what was cut short ends in the very model of the run that was not."""
     folder = tmp_path / "run"

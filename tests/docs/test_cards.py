@@ -5,8 +5,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from fairflare.app.catalogue import method_rows
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
@@ -35,14 +34,14 @@ def as_written(value: object) -> set[str]:
     return {str(value), ""} if value else {"", "(empty)"}
 
 
-@pytest.mark.parametrize("id", sorted(METHODS))
+@each("id", sorted(METHODS))
 def test_a_card_names_every_parameter(id):
     text = card(id) + "".join(card(name) for name in LINKED.findall(card(id)) if name in METHODS)
     missing = [name for name in METHODS[id] if not re.search(rf"`{name}[`=]", text)]
     assert not missing, f"docs/methods/{id}.md: {missing}"
 
 
-@pytest.mark.parametrize("id", sorted(METHODS))
+@each("id", sorted(METHODS))
 def test_a_card_gives_the_defaults_that_the_method_has(id):
     found = defaults(card(id))
     wrong = {

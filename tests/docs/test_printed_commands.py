@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from printed_commands import ROOT, Printed, printed_commands
 
+from cases import each
 from external_data import write_hospital
 from fairflare.app import cli
 from fairflare.build import tasks
@@ -190,7 +191,7 @@ def test_the_pages_still_print_commands():
     assert len(HERE) >= 18 and any(one.page == "README.md" for one in HERE)
 
 
-@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+@each("test", sorted(set(ELSEWHERE.values())))
 def test_a_test_that_runs_a_command_elsewhere_exists(test):
     file, _, name = test.partition("::")
     assert (ROOT / file).is_file(), file

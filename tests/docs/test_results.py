@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from printed_commands import ROOT
 
+from cases import each
 from fairflare.app import cli
 from fairflare.app.describe import method_rows
 from fairflare.report.tables import as_csv
@@ -37,7 +38,7 @@ def test_the_pages_quote_the_files_as_they_are(monkeypatch, capsys):
     assert stop.value.code == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_of_results_agrees_with_itself(folder):
     comparison = json.loads((folder / "compare.json").read_text())
     page = (folder / "compare.md").read_text(encoding="utf-8")
@@ -58,7 +59,7 @@ PAPERS = sorted(path.parent for path in RESULTS.glob("*/*.md") if path.stem == p
 DIFFERENCE = re.compile(r"[+\u2212]\d+\.\d+\s\[[+\u2212]\d+\.\d+,\s[+\u2212]\d+\.\d+\]")
 
 
-@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+@each("folder", PAPERS, ids=lambda folder: folder.name)
 def test_a_sentence_about_a_papers_table_quotes_it(folder):
     """Every difference in the paragraph that begins with the folder's link stands in the folder's own table."""
     name = folder.name
@@ -71,7 +72,7 @@ def test_a_sentence_about_a_papers_table_quotes_it(folder):
     assert command and command.group(1).startswith("fairflare paper ") and "/" not in command.group(1)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatch, tmp_path):
     """Everything but the runs: methods, settings and seeds are accepted, and the tables written where they are."""
     comparison = json.loads((folder / "compare.json").read_text())
@@ -170,7 +171,7 @@ def test_the_cost_of_a_method_is_the_one_that_list_prints():
         assert f"{float(cost):.1f}" == f"{costs[id]:.1f}", id
 
 
-@pytest.mark.parametrize("id", [row["id"] for row in method_rows()])
+@each("id", [row["id"] for row in method_rows()])
 def test_every_method_has_a_card(id):
     card = (ROOT / "docs" / "methods" / f"{id}.md").read_text(encoding="utf-8")
     assert card.startswith("# ") and f"(`{id}`)" in card.splitlines()[0]

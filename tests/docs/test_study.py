@@ -22,6 +22,7 @@ import plan  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
 
+from cases import each  # noqa: E402
 from fairflare.app.arguments import folder_name  # noqa: E402
 from fairflare.app.comparison import arms  # noqa: E402
 from fairflare.app.runs import run_once  # noqa: E402
@@ -246,7 +247,7 @@ def test_the_trivial_answer_is_the_training_share():
     assert answers.shares(answers.of_prior(np.array([0, 2, 5]), 2)) == pytest.approx(np.array([[0.1, 0.3, 0.6]] * 2))
 
 
-@pytest.mark.parametrize("study", plan.STUDIES, ids=lambda study: study.key)
+@each("study", plan.STUDIES, ids=lambda study: study.key)
 def test_the_plan_can_be_run(study, tmp_path, monkeypatch):
     """Every candidate is accepted; all arms have as many; the task names a primary endpoint; seeds are apart."""
     monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))

@@ -15,6 +15,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch import nn
 
+from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.flare.aggregator import FairAggregator
@@ -66,9 +67,9 @@ class Job:
         return result
 
 
-@pytest.mark.parametrize("norm", [True, False], ids=["batchnorm", "plain"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@each("norm", [True, False], ids=["batchnorm", "plain"])
+@each("kind", KINDS)
+@each("method", METHODS)
 def test_flare_adds_up_what_comes_back(method, kind, norm):
     """Two rounds of every single-exchange method: arrays of the model's kind, integer entries untouched."""
     state = network(norm)
@@ -210,8 +211,8 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
+@each("kind", KINDS)
+@each("hostile", HOSTILE, ids=range(len(HOSTILE)))
 def test_whatever_one_site_sends_the_others_go_on(hostile, kind):
     state = network(False)
     updates = {site: of_kind(kind, updates_of(state, site)) for site in SITES}

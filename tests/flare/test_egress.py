@@ -15,6 +15,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from cases import each
 from fairflare.build.assembly import build_site
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
@@ -74,7 +75,7 @@ def dxo_of(answers):
     return from_shareable(answer_to_shareable(answers["train"]))
 
 
-@pytest.mark.parametrize(
+@each(
     "meta, reason",
     [
         ({"diary": "patient 17"}, "meta"),
@@ -160,7 +161,7 @@ def test_a_validation_holds_the_metrics_of_an_evaluation_and_no_counts(answers):
     assert "test_loss" in told.metrics and "groups" in asked.metrics
 
 
-@pytest.mark.parametrize(
+@each(
     "metrics, reason",
     [
         ({"val_auc": 17.0}, "metric auc: outside"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.flare import job
 
@@ -24,12 +25,12 @@ def test_app_configs_are_in_sync():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each("name", JOBS)
 def test_jobs_have_a_readme(name):
     assert (ROOT / "jobs" / name / "README.md").is_file()
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each("name", JOBS)
 def test_no_filter_is_registered_for_a_star(name):
     """FLARE looks filters up by a task's own name: one for "*", which its documentation calls all tasks, never runs."""
     for file in (ROOT / "app_configs" / name).glob("config_fed_*.json"):
@@ -38,7 +39,7 @@ def test_no_filter_is_registered_for_a_star(name):
             assert chain["tasks"] and "*" not in chain["tasks"], f"{file.name}: {chain}"
 
 
-@pytest.mark.parametrize("name", sorted(set(JOBS) - STOCK))
+@each("name", sorted(set(JOBS) - STOCK))
 def test_jobs_have_short_intervals(name):
     configs = ROOT / "app_configs" / name
     server = json.loads((configs / "config_fed_server.json").read_text())
@@ -48,7 +49,7 @@ def test_jobs_have_short_intervals(name):
     assert client["default_task_fetch_interval"] == 0.25
 
 
-@pytest.mark.parametrize("name", sorted(set(JOBS) - STOCK))
+@each("name", sorted(set(JOBS) - STOCK))
 def test_a_job_names_its_method_and_task_and_nothing_else(name):
     lines = (ROOT / "jobs" / name / "job.py").read_text().splitlines()
     assert len(lines) < 10 and f'"{name}"' in lines[-1] and "from fairflare.flare.job import main" in lines

@@ -11,6 +11,7 @@ from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save
 
+from cases import each
 from fairflare.core.stored import Entries, Stored
 from fairflare.federation.gate import Gate
 from fairflare.federation.messages import Answer
@@ -115,7 +116,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@each("forged", FORGED)
 def test_a_header_that_does_not_hold_together_is_a_rejection(forged, tmp_path):
     sent = {key: torch.zeros(3) for key in update()}
     found = answer(tmp_path, arrived(tmp_path, sent, FORGED[forged]))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, projected_reference
 from fairflare.rules.afl import AFL
@@ -51,7 +52,7 @@ def rounds_of(rule):
     return rows, outcome
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_lambda_and_both_models(case):
     step, kind = re.fullmatch(r"lrl([\d.]+)_(\w+)project", case).groups()
     rule = AFL(step=float(step), variant="reference" if kind == "ref" else "paper")

@@ -7,12 +7,13 @@
 import bits
 import pytest
 
+from cases import each
+
 KEPT = bits.kept_here()
 CASES = [f"{form} on {task}" for task in bits.TASKS for form in bits.FORMS]
-MARKED = [pytest.param(case, marks=[pytest.mark.slow] * case.endswith("digits")) for case in CASES]
 
 
-@pytest.mark.parametrize("case", MARKED)
+@each("case", CASES)
 def test_the_model_is_the_one_it_was(case, tmp_path, capsys):
     if case not in KEPT:
         pytest.skip("this machine rounds otherwise than those that wrote hashes")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.functional.similarity import cka, compact, cosine, hsic
 from fairflare.probes.cka import LayerSimilarity
@@ -22,8 +23,8 @@ def features(name):
     return [torch.from_numpy(ARRAYS[f"{name}/{side}"]) for side in ("U", "V")]
 
 
-@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
-@pytest.mark.parametrize("name", VALUES)
+@each("estimator", ["biased", "unbiased"])
+@each("name", VALUES)
 def test_linear_cka(name, estimator):
     u, v = map(compact, features(name))
     found = cka(*(hsic(a, b, estimator) for a, b in ((u, v), (u, u), (v, v))))

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.functional.conformal import (
     class_scores,
     counted,
@@ -100,7 +101,7 @@ class TestRiskControl:
         scaled = threshold(curve, n, self.grid, self.alpha, self.bound, scaled=True)
         assert scaled == float(GOLDEN["crc/pooled_angelopoulos"])
 
-    @pytest.mark.parametrize(("name", "scaled"), [("local", False), ("local_angelopoulos", True)])
+    @each(("name", "scaled"), [("local", False), ("local_angelopoulos", True)])
     def test_local(self, name, scaled):
         """Where no threshold holds the level public code has the grid's end, and this package none."""
         found = [

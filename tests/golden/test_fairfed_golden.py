@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.fairfed import FairFed
 from fairflare.rules.fairfedavg import FairFedAvg
@@ -79,7 +80,7 @@ def case_of(key):
     return FAIR["undefined"] if undef else [[]] * ROUNDS, bool(clip), float(beta)
 
 
-@pytest.mark.parametrize("key", additive_keys())
+@each("key", additive_keys())
 def test_the_additive_rule(key):
     undefined, clip, beta = case_of(key)
     rule, carried = FairFed(beta=beta, clip=clip), dict(zip(ALL, np.array(N) / sum(N)))
@@ -95,7 +96,7 @@ def test_the_additive_rule(key):
         np.testing.assert_allclose(found / found.sum(), FAIR[key][t], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("key", additive_keys())
+@each("key", additive_keys())
 def test_the_additive_rule_from_counts(key):
     """Where all rounds can be written as counts, these give the file's weights; the others end at their first gap."""
     undefined, clip, beta = case_of(key)
@@ -163,7 +164,7 @@ def of_poulain(t):
     ]
 
 
-@pytest.mark.parametrize("row", POULAIN["results"], ids=lambda row: f"beta{row['beta']}-{row['round']}")
+@each("row", POULAIN["results"], ids=lambda row: f"beta{row['beta']}-{row['round']}")
 def test_poulains_weights_and_model(row):
     """A rate of 1 is an m of 0, which the mean replaces. Every round starts from n_k / n."""
     replies = of_poulain(row["round"])
@@ -175,8 +176,8 @@ def test_poulains_weights_and_model(row):
     assert outcome.state == {}
 
 
-@pytest.mark.parametrize("metric, key", [("worst-tpr", "wtpr"), ("eo-sd", "eosd"), ("ap-sd", "apsd")])
-@pytest.mark.parametrize("beta", sorted({row["beta"] for row in POULAIN["results"]}))
+@each("metric, key", [("worst-tpr", "wtpr"), ("eo-sd", "eosd"), ("ap-sd", "apsd")])
+@each("beta", sorted({row["beta"] for row in POULAIN["results"]}))
 def test_poulains_other_metrics_enter_alike(metric, key, beta):
     """Numbers of two groups that have the file's spread give n_k / n + beta (max m - m_k), normalised."""
     for t, row in enumerate(POULAIN[key]):

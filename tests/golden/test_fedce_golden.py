@@ -2,10 +2,10 @@
 """FedCE's weights against four implementations of it, and its leave-one-out model against FLARE's helper."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.probes.leave_one_out import without
 from fairflare.rules.fedce import FedCE
@@ -31,8 +31,8 @@ def replies(t):
     ]
 
 
-@pytest.mark.parametrize("mode, combine", [("plus", "sum"), ("times", "multi")])
-@pytest.mark.parametrize("variant", PREFIXES)
+@each("mode, combine", [("plus", "sum"), ("times", "multi")])
+@each("variant", PREFIXES)
 def test_weights(variant, mode, combine):
     rule, state = FedCE(combine=combine, variant=variant), {}
     expected = GOLDEN[f"{PREFIXES[variant]}_{mode}/weights"]

@@ -2,9 +2,9 @@
 """FedHEAL against the authors' code and against its equations, over five rounds of the same updates."""
 
 import numpy as np
-import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.fedheal import FedHEAL
 from golden import folder
@@ -28,8 +28,8 @@ def replies(t, dtype):
     ]
 
 
-@pytest.mark.parametrize("parts, suffix", [("both", ""), ("both", "_tau0.6"), ("fphl", ""), ("fael", "")])
-@pytest.mark.parametrize("variant, prefix, atol", [("paper", "paper", 1e-10), ("reference", "ref", 2e-6)])
+@each("parts, suffix", [("both", ""), ("both", "_tau0.6"), ("fphl", ""), ("fael", "")])
+@each("variant, prefix, atol", [("paper", "paper", 1e-10), ("reference", "ref", 2e-6)])
 def test_five_rounds(variant, prefix, atol, parts, suffix):
     case = f"{prefix}_{parts}{suffix}"
     rule = FedHEAL(parts=parts, tau=float(suffix.removeprefix("_tau") or TAU), beta=BETA, variant=variant)

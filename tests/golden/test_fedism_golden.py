@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.core.objectives import local_objective
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.functional.perturbation import rho_at
@@ -36,7 +37,7 @@ def weights_over_rounds(rule, loss, perturbed):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("key", [k for k in AGG.files if re.match(r"[SL]_", k)])
+@each("key", [k for k in AGG.files if re.match(r"[SL]_", k)])
 def test_weights(key):
     state, kind, edge, q, beta = re.fullmatch(r"([SL])_(\w+?)(_edge)?_q([\d.]+)_b([\d.]+)", key).groups()
     variant, tolerance = ("reference", 1e-12) if kind == "ref" else ("paper", 1e-12)
@@ -46,7 +47,7 @@ def test_weights(key):
     np.testing.assert_allclose(got, AGG[key], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("key", RHO)
+@each("key", RHO)
 def test_rho_schedule(key):
     parts = dict(p.split("=") for p in key.split("|")[1:])
     tau = float(parts["tau"]) if key.startswith("FedISM+") else 0.0
@@ -80,7 +81,7 @@ def under(archive, prefix):
     return {k.removeprefix(prefix): archive[k] for k in archive.files if k.startswith(prefix)}
 
 
-@pytest.mark.parametrize("name, rho", list(product(["mlp", "bn"], ["0", "0.05", "0.1", "0.5"])))
+@each("name, rho", list(product(["mlp", "bn"], ["0", "0.05", "0.1", "0.5"])))
 def test_sharpness_probe(name, rho):
     archive = np.load(folder() / f"fedism_sharpness_{name}.npz")
     network = network_like(under(archive, "before/"), nn.Tanh)
@@ -108,8 +109,8 @@ def test_sharpness_probe(name, rho):
 CASES = sorted({k.rsplit("/", 2)[0] for k in STEPS.files if "/step1/" in k})
 
 
-@pytest.mark.parametrize("path", ["fused", "foreach"])
-@pytest.mark.parametrize("case", CASES)
+@each("path", ["fused", "foreach"])
+@each("case", CASES)
 def test_gsam_and_sam_steps(case, path):
     norm = re.search(r"bn(\d)", case).group(1)
     rho = float(re.search(r"rho([\d.]+)", case).group(1))

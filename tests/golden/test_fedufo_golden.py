@@ -2,8 +2,8 @@
 """FedUFO's adversary against its Algorithm 1 and against the authors' code, and the projections it uses."""
 
 import numpy as np
-import pytest
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import in_ball, in_ball_reference
 from fairflare.rules.fedufo import FedUFO
@@ -43,7 +43,7 @@ def rule_of(case):
     return FedUFO(level="multi", radius=number(case, "rho"), group_losses=losses, **shared)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("ref_", "paper_"))])
+@each("case", [c for c in CASES if c.startswith(("ref_", "paper_"))])
 def test_five_rounds(case):
     rule, state = rule_of(case), {}
     atol = 1e-6 if case.startswith("ref") else 1e-9
@@ -62,7 +62,7 @@ def as_dict(values):
     return dict(enumerate(values.tolist()))
 
 
-@pytest.mark.parametrize("k", range(len(GOLDEN["proj/v"])))
+@each("k", range(len(GOLDEN["proj/v"])))
 def test_projection(k):
     v, rho = as_dict(GOLDEN["proj/v"][k]), float(GOLDEN["proj/rho"][k])
     np.testing.assert_allclose(list(in_ball(v, rho).values()), GOLDEN["proj/exact"][k], rtol=0, atol=1e-9)

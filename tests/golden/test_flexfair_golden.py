@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.variance import Cell, variance_penalty
 from fairflare.rules.flexfair import FlexFair
@@ -17,8 +18,8 @@ def cells_of(losses, members):
     return {str(k): Cell(float((members == k).sum()), float(losses[members == k].sum())) for k in np.unique(members)}
 
 
-@pytest.mark.parametrize("mean, name", [("examples", "pooled"), ("cells", "meanofmeans")])
-@pytest.mark.parametrize("kind", ["site", "group", "cell_y1"])
+@each("mean, name", [("examples", "pooled"), ("cells", "meanofmeans")])
+@each("kind", ["site", "group", "cell_y1"])
 def test_penalty_and_slopes_from_sums(kind, mean, name):
     n, total = GOLDEN[f"fed/{kind}/n"], GOLDEN[f"fed/{kind}/sum"]
     penalty, slopes = variance_penalty({str(k): Cell(*pair) for k, pair in enumerate(zip(n, total))}, name == "pooled")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.qfedavg import QFedAvg
 from fairflare.rules.qffl import QFFL
@@ -57,14 +58,14 @@ def test_the_authors_step(key):
         np.testing.assert_allclose(outcome.model[name].numpy(), ONE[f"{key}/new/{name}"], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("key, q", under("qfedavg/") + under("qfedavg_steps/"))
+@each("key, q", under("qfedavg/") + under("qfedavg_steps/"))
 def test_more_rounds_and_local_steps(key, q):
     """A site without an update, one without a loss, a q that overflows any double, L_k by each site's steps."""
     rule = QFedAvg(q=q, per_step="steps" in key, loss_floor=FLOOR)
     np.testing.assert_allclose(rounds_of(rule, "updates"), EXTRA[key], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("key, q", under("qffedsgd/"))
+@each("key, q", under("qffedsgd/"))
 def test_one_step_of_sgd_is_q_fedsgd(key, q):
     rule = QFedAvg(q=q, static=key.endswith("static1"), loss_floor=FLOOR)
     np.testing.assert_allclose(rounds_of(rule, "gradients"), EXTRA[key], rtol=1e-10, atol=1e-10)

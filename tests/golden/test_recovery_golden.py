@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.privacy.secure_sum.graph import AUTO, COMPLETE, SHARE, cut_off, graph_of
 from fairflare.privacy.secure_sum.recovery import disconnected, neighbours_and_threshold
 from golden import folder
@@ -11,7 +12,7 @@ from golden import folder
 TABLE = np.load(folder() / "robust.npz")["secagg/table"]
 
 
-@pytest.mark.parametrize("row", range(len(TABLE)))
+@each("row", range(len(TABLE)))
 def test_the_table(row):
     sites, corrupt, dropout, semi, k, t, other_k, other_t = TABLE[row]
     found = neighbours_and_threshold(int(sites), float(corrupt), float(dropout), bool(semi))

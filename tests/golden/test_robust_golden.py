@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional import robust
 from fairflare.rules.bounded import Bounded, Bounds, norm_of
@@ -69,8 +70,8 @@ def test_krum_is_the_update_with_the_least_score(faulty):
     np.testing.assert_allclose(list(outcome.notes["score"].values()), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("keep", [3, 5])
-@pytest.mark.parametrize("faulty", [0, 1, 2])
+@each("keep", [3, 5])
+@each("faulty", [0, 1, 2])
 def test_multi_krum_weighs_who_is_kept_by_examples(faulty, keep):
     outcome = combined(MultiKrum(faulty=faulty, keep=keep))
     kept = [k for k, site in enumerate(SITES) if outcome.weights[site]]
@@ -79,7 +80,7 @@ def test_multi_krum_weighs_who_is_kept_by_examples(faulty, keep):
         np.testing.assert_allclose(outcome.model["w"].numpy(), GOLDEN[key], **CLOSE)
 
 
-@pytest.mark.parametrize("cap", [key.removeprefix("cap/") for key in GOLDEN if key[4:6] == "0."])
+@each("cap", [key.removeprefix("cap/") for key in GOLDEN if key[4:6] == "0."])
 def test_caps(cap):
     exact = 1 / len(SITES) if cap == f"{1 / len(SITES):.4f}" else float(cap)
     found = robust.capped(by_site(GOLDEN["p"]), exact)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core import registry
 from golden import folder
 
@@ -35,8 +36,8 @@ def parameters(letter, id, **others):
     return {"lr": lr, "tau": tau, **({} if id == "adagrad" else {"beta1": beta1, "beta2": beta2}), **others}
 
 
-@pytest.mark.parametrize("letter", "AB")
-@pytest.mark.parametrize("id", ["adagrad", "adam", "yogi"])
+@each("letter", "AB")
+@each("id", ["adagrad", "adam", "yogi"])
 def test_the_paper(letter, id):
     check(course(id, **parameters(letter, id)), f"paper/{letter}/{id}", moments="mv")
 
@@ -54,8 +55,8 @@ def test_a_step_between_two_models_is_the_same(id):
         assert set(state["m"]) == {"w"}
 
 
-@pytest.mark.parametrize("letter", "AB")
-@pytest.mark.parametrize("id", ["adagrad", "adam", "yogi"])
+@each("letter", "AB")
+@each("id", ["adagrad", "adam", "yogi"])
 def test_flamby_starts_v_at_zero_and_gives_adagrad_momentum(letter, id):
     given = parameters(letter, id, v_start="zero") | {"beta1": float(GOLDEN[f"set/{letter}"][1])}
     check(course(id, **given), f"flamby/{letter}/{id}", moments="v")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from cases import each
 from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
@@ -13,9 +14,11 @@ from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.memory import SiteMemory
 from fairflare.report.write import write_report
+from mechanisms import representatives
 from method_needs import task_of
 
 AWAY, LATE, ROUNDS = "site-2", "site-4", 7
+METHODS = sorted(set(registry.methods()) - {"pooled"})
 HERE = [
     {"site-1", "site-2", "site-3"},
     {"site-1", "site-2", "site-3"},
@@ -53,7 +56,7 @@ def run(method, folder):
     return model, sites, [e for e in verify(folder / "audit.jsonl") if e["event"] == "round"]
 
 
-@pytest.mark.parametrize("method", sorted(set(registry.methods()) - {"pooled"}))
+@each("method", METHODS, short=representatives(METHODS))
 def test_sites_come_and_go(method, tmp_path):
     model, sites, rounds = run(method, tmp_path / "run")
     assert [set(e["accepted"]) for e in rounds] == HERE

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
@@ -137,7 +138,7 @@ def test_defaults_are_not_written_and_others_are_read_back():
     assert RunConfig.from_json(config.to_json()) == config and config.sha256() != plain.sha256()
 
 
-@pytest.mark.parametrize(
+@each(
     "method, values, said",
     [
         ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without clip_updates"),

@@ -10,12 +10,14 @@ import math
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
+from mechanisms import representatives
 from method_needs import task_of
 
 BAD = "site-2"
@@ -90,13 +92,20 @@ def run(method, folder, silent):
 QUICK = "fedavg"
 ONE_SITE = "pooled"
 """A method that has one site train on the data of all."""
-METHODS = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK)) for name in registry.methods() if name != ONE_SITE
-]
+METHODS = sorted(set(registry.methods()) - {ONE_SITE})
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_fault_is_named_and_leaves_no_trace(method, tmp_path):
+def test_every_fault_is_named_and_leaves_no_trace(tmp_path):
+    leaves_no_trace(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+@each("method", METHODS, short=representatives(METHODS))
+def test_every_fault_leaves_no_trace_whatever_the_method(method, tmp_path):
+    leaves_no_trace(method, tmp_path)
+
+
+def leaves_no_trace(method, tmp_path):
     final, entries = run(method, tmp_path / "faulty", silent=False)
     rounds = [e for e in entries if e["event"] == "round"]
     assert not rounds[0]["rejected"] and not rounds[-1]["rejected"]

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.consistency import least_count
 from fairflare.functional.gram import gram, novelty
@@ -192,7 +193,7 @@ def test_a_site_that_joins_late_starts_with_its_own_history():
     assert outcome.state["rounds"] == {"site-0": 3, "site-1": 1}
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.3])
+@each("tau", [0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.3])
 def test_least_counts_are_what_division_says(tau):
     for seen in range(1, 60):
         for strict in (False, True):
@@ -218,7 +219,7 @@ def test_weighing_does_not_advance_the_counters():
     assert torch.equal(state["history"]["site-0"]["w"], torch.tensor([2, 4], dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("seen", [1, 100, 253, 254, 255, 256, 1000])
+@each("seen", [1, 100, 253, 254, 255, 256, 1000])
 def test_counters_of_one_byte_and_of_two_keep_the_same(seen):
     """Checkpoints of earlier versions hold two bytes, and from 256 rounds on one is too few."""
     counts = torch.tensor([0, seen, seen // 3, seen // 2])
@@ -248,8 +249,8 @@ def ufo(k, loss, n=10, **groups):
 SITES = [ufo(0, 0.2, a=(0.1, 30.0), b=(0.5, 10.0)), ufo(1, 0.9, a=(0.8, 5.0), b=(1.0, 35.0))]
 
 
-@pytest.mark.parametrize("level", ["client", "attribute", "multi", "unknown"])
-@pytest.mark.parametrize("still", [{"gamma": 0.0}, {"radius": 0.0}], ids=str)
+@each("level", ["client", "attribute", "multi", "unknown"])
+@each("still", [{"gamma": 0.0}, {"radius": 0.0}], ids=str)
 def test_a_still_adversary_is_the_plain_mean(level, still):
     rule, state = FedUFO(level=level, **still), {}
     for t in range(1, 4):
@@ -325,8 +326,8 @@ def test_nothing_told_of_any_group_is_the_plain_mean():
     assert list(weights.values()) == [0.5, 0.5] and "groups" not in state
 
 
-@pytest.mark.parametrize("ball", ["chi-square", "kl"])
-@pytest.mark.parametrize("radius", [0.0, 1e-4, 0.05, 0.5, 5.0])
+@each("ball", ["chi-square", "kl"])
+@each("radius", [0.0, 1e-4, 0.05, 0.5, 5.0])
 def test_balls_hold_what_they_promise(ball, radius):
     weights = ascended(dict.fromkeys(range(5), 0.2), {k: float(k * k) for k in range(5)}, 0.3)
     found = in_ball(weights, radius, ball)
@@ -339,7 +340,7 @@ def test_balls_hold_what_they_promise(ball, radius):
     assert list(found) == list(weights) and sorted(found, key=found.get) == sorted(found) or radius == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "rule, bad",
     [
         (FedHEAL, {"tau": -1}),

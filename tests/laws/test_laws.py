@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from cases import each
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.perturbation import rho_at
@@ -14,8 +15,8 @@ from fairflare.rules.fedism import FedISM, power_shares
 from fairflare.testing.laws import CHECKS
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("id", registry.methods())
+@each("check", CHECKS, ids=lambda c: c.__name__)
+@each("id", registry.methods())
 def test_contract(id, check):
     check(registry.get_method(id))
 
@@ -69,8 +70,8 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("id, settings", VARIANTS, ids=str)
+@each("check", CHECKS, ids=lambda c: c.__name__)
+@each("id, settings", VARIANTS, ids=str)
 def test_contract_of_options(id, settings, check):
     entry = registry.get_method(id)
     check(dataclasses.replace(entry, settings={**entry.settings, **settings}))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.assembly import build_federation
 from fairflare.build.config import make_config
 from fairflare.build.local import LocalSites
@@ -131,7 +132,7 @@ def sites_of(pair):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", registry.parts("rule"))
+@each("rule", registry.parts("rule"))
 def test_every_trainer_and_server_optimizer_under(rule, tmp_path):
     ran, wrong = 0, []
     for trainer in registry.trainers():

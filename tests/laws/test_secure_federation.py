@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.assembly import Credentials, build_federation, build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
@@ -91,7 +92,7 @@ SUMMED = [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}, {"
 SUMMED += [{"method": "fedcostwavg"}]
 
 
-@pytest.mark.parametrize("settings", SUMMED, ids=str)
+@each("settings", SUMMED, ids=str)
 def test_the_weights_are_those_of_the_open_run(settings, tmp_path, monkeypatch):
     weighed = weighed_at_sites(monkeypatch)
     open_model, entries, _ = federate(config_of("none", **settings), tmp_path / "open")
@@ -321,7 +322,7 @@ def test_masks_that_do_not_cancel_end_the_run_with_its_last_good_model(tmp_path)
     assert (tmp_path / "run" / "model.pt").is_file()
 
 
-@pytest.mark.parametrize(
+@each(
     "task, change, code",
     [
         ("sum", {"sealed": {"sum": bytes(4 * SIZE + 3 * TAG - 1)}}, "malformed"),
@@ -522,7 +523,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("method, values, text", REFUSED, ids=str)
+@each("method, values, text", REFUSED, ids=str)
 def test_what_cannot_be_summed_is_refused_in_one_line(method, values, text):
     with pytest.raises(UserError, match=text) as error:
         make_config(method, "support2:dirichlet", values={"n_sites": 4, **values})

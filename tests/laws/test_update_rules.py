@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
@@ -45,8 +46,8 @@ VARIANTS = [
 TRAINABLE = frozenset({"w"})
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("id, settings", VARIANTS, ids=str)
+@each("check", CHECKS, ids=lambda c: c.__name__)
+@each("id, settings", VARIANTS, ids=str)
 def test_contract_of_variants(id, settings, check):
     check(dataclasses.replace(registry.get_method(id), settings=settings))
 
@@ -342,7 +343,7 @@ def test_krum_takes_as_many_faulty_sites_as_fit():
     assert [site for site, p in enough.notes["removed"].items() if p] == ["site-3"]
 
 
-@pytest.mark.parametrize(
+@each(
     "rule, sites, told",
     [
         (MultiKrum(), 4, "multi-krum protects from nobody with 4 sites: faulty=1 takes 5"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
@@ -78,9 +79,7 @@ def test_a_job_carries_what_is_accepted(tmp_path):
     assert '"accept": ["one_class"]' in json.dumps(client)
 
 
-@pytest.mark.parametrize(
-    "code", ["unreadable", "patient_overlap", "versions", "path_outside", "shape", "nonsense", "x,y"]
-)
+@each("code", ["unreadable", "patient_overlap", "versions", "path_outside", "shape", "nonsense", "x,y"])
 def test_a_danger_cannot_be_accepted(code, tmp_path, capsys):
     assert run(["run", "fedavg", "--task", "support2", "--accept", code, "--out", str(tmp_path / "run")]) == 2
     assert "accept: expected codes among empty_split, few_examples" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import RunConfig, make_config, with_step
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
@@ -401,8 +402,8 @@ def federated(step, answers=(), **values):
     return after.run(transport, Plain(), dict.fromkeys("abc", {}), Round(2, 2), dict.fromkeys("abc", 100)), cases
 
 
-@pytest.mark.parametrize("step", [Recalibrate(), Conformal()])
-@pytest.mark.parametrize(
+@each("step", [Recalibrate(), Conformal()])
+@each(
     "task, answer, code",
     [
         ("calibrate", None, "no_answer"),
@@ -486,7 +487,7 @@ class TestConfiguration:
         assert RunConfig.from_json(config.to_json()) == config
         assert with_step(make_config("fedavg", "heart"), "conformal", {"alpha": 0.2, "loss": "missed"}) == config
 
-    @pytest.mark.parametrize(
+    @each(
         "task, values, words",
         [
             ("heart", {"after": "magic"}, "after: expected one of none, recalibrate, conformal"),

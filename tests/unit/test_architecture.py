@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.core.imports import imports, module_files, module_of
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
@@ -76,7 +77,7 @@ def test_the_rooms_have_an_order():
     assert seen == set(BELOW), sorted(set(BELOW) - seen)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@each("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_respect_the_walls(path):
     here = room(path)
     allowed = TOP[here] if here in TOP else BELOW[here] | {here}
@@ -107,14 +108,14 @@ def test_modules_import_each_other_in_no_circle():
         visit(name, [])
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "rules").glob("*.py")), ids=lambda p: p.name)
+@each("path", sorted((PACKAGE / "rules").glob("*.py")), ids=lambda p: p.name)
 def test_rules_touch_no_data_device_or_file(path):
     for name in imports(path):
         assert name.split(".")[0] not in ("pathlib", "os", "io", "socket", "subprocess"), f"{path.name} imports {name}"
     assert ".cuda" not in path.read_text() and "open(" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@each("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_are_absolute(path):
     tree = ast.parse(path.read_text())
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.core import registry, user_code
 
@@ -564,8 +565,9 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
 def nothing_trains(monkeypatch, place):
+    """For one case."""
+
     def trained(*args, **kwargs):
         raise AssertionError("a bad command line trained")
 
@@ -589,13 +591,15 @@ def check(capsys, arguments, text):
     assert len(lines[0]) > len("fairflare: ") + 8
 
 
-@pytest.mark.parametrize("number", range(len(ALL)))
-def test_a_bad_command_line_ends_in_one_line(capsys, number):
+@each("number", range(len(ALL)))
+def test_a_bad_command_line_ends_in_one_line(capsys, number, monkeypatch, place):
+    nothing_trains(monkeypatch, place)
     check(capsys, *ALL[number])
 
 
-@pytest.mark.parametrize("name", [*PLUGINS, "nosuch", "folder", "pipe", "file", NAME, LONG, "loop"])
-def test_a_broken_plugin_is_named_and_leaves_nothing_registered(capsys, name, monkeypatch):
+@each("name", [*PLUGINS, "nosuch", "folder", "pipe", "file", NAME, LONG, "loop"])
+def test_a_broken_plugin_is_named_and_leaves_nothing_registered(capsys, name, monkeypatch, place):
+    nothing_trains(monkeypatch, place)
     path = f"{name}.py" if name in (*PLUGINS, "nosuch", "folder") else name
     monkeypatch.setenv(registry.PLUGINS, path)
     if name == "interrupts":

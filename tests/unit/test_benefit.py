@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, brier_score_loss, roc_auc_score
 from sklearn.utils import resample
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build import tasks
 from fairflare.build.assembly import build_site
@@ -170,7 +171,7 @@ def test_a_site_that_needs_longer_is_asked_again_while_it_gets_on():
     assert [task for site, task in transport.asked if site == "b"] == ["solo", "solo", "solo", "benefit"]
 
 
-@pytest.mark.parametrize(
+@each(
     "bad, code",
     [
         ({"solo": [None]}, "no_answer"),

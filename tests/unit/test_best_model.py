@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.local import run_local
@@ -307,7 +308,7 @@ def test_another_choice_than_the_scores_make_is_found(run):
             best.check_line(forged, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "values", "words"),
     [
         ("fedavg", {"best_by": "median"}, "best_by: expected one of none, mean, worst, trade-off, got 'median'"),

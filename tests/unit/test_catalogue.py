@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.app import catalogue
 from fairflare.app.cli import main
 from fairflare.core import plugins
@@ -29,7 +30,7 @@ def test_the_catalogue_is_what_the_registry_holds():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         ["--help"],
@@ -114,7 +115,7 @@ def rows():
     return {row["id"]: row for row in catalogue.method_rows()}
 
 
-@pytest.mark.parametrize("id", rows())
+@each("id", rows())
 def test_a_method_says_all_of_itself(id):
     """Card, paper, cost, what leaves and comes, what it needs, parts and settings."""
     row = rows()[id]

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from cases import each
 from fairflare.app import cli
 from fairflare.app.cli import main
 
@@ -186,7 +187,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("arguments, text", MISTAKES, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None)
+@each("arguments, text", MISTAKES, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None)
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, monkeypatch, arguments, text):
     monkeypatch.chdir(tmp_path)
     if arguments[0] in ("run", "compare") and "--out" not in arguments:
@@ -295,7 +296,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("name, change", EDITS.values(), ids=EDITS)
+@each("name, change", EDITS.values(), ids=EDITS)
 def test_verify_finds_any_edit(capsys, finished, tmp_path, name, change):
     import shutil
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from cases import each
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
 from fairflare.core import registry
@@ -63,7 +64,7 @@ def test_gsam_only_runs_no_probe():
     assert build_parts(make_config("fedism-plus", TASK, values={"weighting": "examples"})).probes == ()
 
 
-@pytest.mark.parametrize("method", registry.methods())
+@each("method", registry.methods())
 def test_round_trip(method):
     config = make_config(method, TASK, seed=3, values={"optimizer": "sgd"})
     again = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
@@ -97,7 +98,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("positional, keywords, message", BAD)
+@each("positional, keywords, message", BAD)
 def test_mistakes_are_one_line(positional, keywords, message):
     with pytest.raises(UserError, match=message) as error:
         make_config(*positional, **keywords)

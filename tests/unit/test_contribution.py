@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.contribution import Question, contribution_of, measure_contribution
 from fairflare.build.config import make_config
@@ -145,7 +146,7 @@ def test_a_site_that_repeats_one_image_is_less_like_the_others(tmp_path):
         assert after["novelty"]["site-2"] == max(after["novelty"].values())
 
 
-@pytest.mark.parametrize(
+@each(
     "method, task, values, message",
     [
         ("fedce", "support2", {"score_metric": "dice"}, "fedce on task support2: .*no metric 'dice'; it has: accuracy"),

@@ -9,6 +9,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from cases import each
 from fairflare.app.cli import cli
 from fairflare.app.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
 from fairflare.build import tasks
@@ -43,7 +44,7 @@ def _of_plugins() -> set[tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("method", sorted(registry.methods()))
+@each("method", sorted(registry.methods()))
 def test_a_methods_defaults_are_those_of_its_runs(method: str) -> None:
     config = make_config(method, "heart" if method != "fedce" else "brain-seg", values={})
     for row in about(method)["settings"]:
@@ -59,7 +60,7 @@ def _preset(config, full: str) -> list:
     return [row for key, row in given.items() if key in (full, full.rpartition(".")[2])]
 
 
-@pytest.mark.parametrize("name", [*tasks.TASKS, "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
+@each("name", [*tasks.TASKS, "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
 def test_everything_can_be_described(name: str) -> None:
     result = CliRunner().invoke(cli, ["describe", name, "--json"])
     assert result.exit_code == 0, result.output

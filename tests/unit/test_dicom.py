@@ -15,6 +15,7 @@ from PIL import Image
 from pydicom.dataset import Dataset
 
 import dicom_sets
+from cases import each
 from dicom_sets import dataset, save, texture
 from fairflare.build import tasks
 from fairflare.clinic.readers import dicom
@@ -44,8 +45,8 @@ def ramp(path, low=-1000, high=1000, **more):
     return write(path, (values + 1024).astype(np.uint16), RescaleSlope=1, RescaleIntercept=-1024, **more)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("signed", [False, True])
+@each("window", WINDOWS)
+@each("signed", [False, True])
 def test_a_copy_in_monochrome1_is_the_same_tensor(tmp_path, window, signed):
     """The copy's stored values are turned round, and so is its window."""
     low, high = (-2048, 2047) if signed else (0, 4095)
@@ -150,7 +151,7 @@ def test_scale_and_window_of_a_frame_are_its_own(tmp_path):
     assert looked_at(Frame(tmp_path / "e.dcm", 1)).measured
 
 
-@pytest.mark.parametrize("window", ["40", "40,400,3", "40,0", "40,-5", "nan,4", "1,inf", "File", "brain"])
+@each("window", ["40", "40,400,3", "40,0", "40,-5", "nan,4", "1,inf", "File", "brain"])
 def test_a_window_that_is_none_is_refused(window):
     for kind in ("classification", "segmentation"):
         with pytest.raises(UserError, match="window: expected CENTRE,WIDTH as in 40,400, or file, or percentiles; got"):

@@ -5,7 +5,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from cases import each
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
 
@@ -27,7 +27,7 @@ def overrides_a_setter(node):
     return any(ast.unparse(decorator).endswith(".setter") for decorator in getattr(node, "decorator_list", ()))
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+@each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_public_names_have_docstrings(path):
     found = public(ast.parse(path.read_text()))
     lacking = [name for node, name in found if not overrides_a_setter(node) and not ast.get_docstring(node)]

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from cases import each
 from fairflare.app.runs import cautions
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
@@ -180,7 +181,7 @@ def config(**values):
     return make_config("fedavg", "support2:dirichlet", sites=5, values=values)
 
 
-@pytest.mark.parametrize(
+@each(
     "values, message",
     [
         ({"min_responses": 6}, "min_responses: expected a whole number from min_sites, 3, to the 5 sites .* got 6"),

@@ -12,6 +12,7 @@ from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
+from cases import each  # noqa: E402
 from fairflare.privacy.secure_sum.checked import CheckedSums  # noqa: E402
 from fairflare.privacy.secure_sum.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
 
@@ -31,7 +32,7 @@ def summed(contexts, *columns):
     return sites["a"].open(total, len(columns))
 
 
-@pytest.mark.parametrize(
+@each(
     "column",
     [
         (1e-20, 3e-20, 2e-21),

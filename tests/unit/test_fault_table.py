@@ -5,7 +5,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from cases import each
 
 TESTS = Path(__file__).parents[1]
 TABLE = (TESTS.parent / "docs" / "faults.md").read_text()
@@ -22,7 +22,7 @@ def test_every_case_is_there_with_a_test():
     assert all("test_deploy_" in row for number, row in ROWS if number in DEPLOYED)
 
 
-@pytest.mark.parametrize("path, name", NAMED, ids=str)
+@each("path, name", NAMED, ids=str)
 def test_the_tests_exist(path, name):
     tree = ast.parse((TESTS / path).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
@@ -148,7 +149,7 @@ def test_without_lambda_it_is_fedavg_bit_for_bit(tmp_path):
     assert all(torch.equal(models[0][key], value) for key, value in models[1].items())
 
 
-@pytest.mark.parametrize(
+@each(
     "values, words",
     [
         ({"cells": "groups", "group_by": "none"}, "at least two groups"),

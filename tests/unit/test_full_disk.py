@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.core.full_disk import NO_SPACE, is_full
 from fairflare.report.write import verify_run
@@ -45,7 +46,7 @@ def full_from(monkeypatch, first, number=errno.ENOSPC):
     return flushed
 
 
-@pytest.mark.parametrize("first", range(0, WRITES, 2))
+@each("first", range(0, WRITES, 2))
 def test_a_full_disk_is_told_and_the_run_goes_on_to_the_same_bits(first, wanted, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:

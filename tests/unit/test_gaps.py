@@ -3,6 +3,7 @@
 
 import pytest
 
+from cases import each
 from fairflare.core.registry import get_method
 from fairflare.core.types import Info, Reply, Round
 from fairflare.rules.fedga import GeneralizationAdjustment
@@ -31,9 +32,9 @@ def test_centred_gaps_move_apart():
     assert weigh(rule, state, 2, a=(3.0, 7.0), b=(2.0, 7.0))[0] == pytest.approx({"a": 0.7, "b": 0.3})
 
 
-@pytest.mark.parametrize("form", ["fedga", "feddg-ga"])
-@pytest.mark.parametrize("variant", ["paper", "reference", "ffl4mia"])
-@pytest.mark.parametrize("gap", [0.0, 1.0, -1.0])
+@each("form", ["fedga", "feddg-ga"])
+@each("variant", ["paper", "reference", "ffl4mia"])
+@each("gap", [0.0, 1.0, -1.0])
 def test_equal_gaps_leave_the_weights(form, variant, gap):
     rule = GeneralizationAdjustment(form, variant=variant)
     _, state = weigh(rule, {}, 1, a=(5.0, 1.0), b=(5.0, 1.0))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.findings import CODES
 from fairflare.core.types import Number
 from fairflare.core.versions import all_versions
@@ -95,7 +96,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("code, changes", BAD)
+@each("code, changes", BAD)
 def test_a_bad_answer_is_left_out_and_the_others_count(code, changes):
     replies, rejections = inspect(answer("site-2"), answer("site-1", **changes))
     assert [r.site for r in replies] == ["site-2"]
@@ -146,7 +147,7 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("changes", STRANGE, ids=lambda c: f"{next(iter(c))}")
+@each("changes", STRANGE, ids=lambda c: f"{next(iter(c))}")
 def test_whatever_a_site_sends_only_that_site_is_left_out(changes):
     replies, rejections = inspect(answer("site-2"), answer("site-1", **changes))
     assert [r.site for r in replies] == ["site-2"] and [r.site for r in rejections] == ["site-1"]
@@ -191,7 +192,7 @@ def test_counts_are_declared_once_and_checked():
     assert [(r.site, r.code) for r in rejections] == [("site-2", "n_examples")]
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         {},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Outline, Reply, Round
 from fairflare.functional.group_rates import Counts, counts_of, rates, summed
@@ -63,7 +64,7 @@ def test_another_class_may_be_the_positive_one():
         FairnessCounts(positive=2).scalars(Outline({}, ("a",), classes=2))
 
 
-@pytest.mark.parametrize(
+@each(
     "change, left",
     [
         ({}, "ab"),

@@ -11,6 +11,7 @@ import dicom_sets
 import hospital_folders
 import hospital_habits
 import hospital_tables
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
@@ -43,7 +44,7 @@ def no_patient_in_two_splits(root, truth):
     return bool(splits) and all(len(where) == 1 for where in splits.values())
 
 
-@pytest.mark.parametrize("name", hospital_folders.FOLDERS)
+@each("name", hospital_folders.FOLDERS)
 def test_folders_are_read_right_or_refused_with_both_readings(name, tmp_path, capsys):
     root = tmp_path / "data"
     root.mkdir()
@@ -62,7 +63,7 @@ def test_folders_are_read_right_or_refused_with_both_readings(name, tmp_path, ca
     assert {split for _, split, *_ in written(root)} == {"training", "validation", "testing"}
 
 
-@pytest.mark.parametrize("name", hospital_tables.TABLES)
+@each("name", hospital_tables.TABLES)
 def test_tables_are_read_right_or_refused_with_both_readings(name, tmp_path, capsys):
     root = tmp_path / "data"
     root.mkdir()
@@ -97,7 +98,7 @@ def test_tables_are_read_right_or_refused_with_both_readings(name, tmp_path, cap
         assert len(splits) > 20 and all(len(where) == 1 for where in splits.values())
 
 
-@pytest.mark.parametrize("name", dicom_sets.SETS)
+@each("name", dicom_sets.SETS)
 def test_dicom_archives_are_read_by_their_headers(name, tmp_path, capsys):
     root = tmp_path / "data"
     truth = dicom_sets.SETS[name](root)
@@ -121,8 +122,8 @@ def test_volumes_are_sliced_only_where_it_is_asked_for(tmp_path, capsys):
     assert code == 2 and "--slices 1 takes every slice" in err
 
 
-@pytest.mark.parametrize("flag", ["--patient", "--site", "--label", "--groups"])
-@pytest.mark.parametrize("make", [hospital_folders.famous_clinics, hospital_tables.plain])
+@each("flag", ["--patient", "--site", "--label", "--groups"])
+@each("make", [hospital_folders.famous_clinics, hospital_tables.plain])
 def test_names_that_are_nowhere_are_errors(flag, make, tmp_path, capsys):
     root = tmp_path / "data"
     root.mkdir()
@@ -177,7 +178,7 @@ def test_what_names_say():
     assert not any(map(known_after, ("age", "time_since_diagnosis", "systolic", "previous_stroke")))
 
 
-@pytest.mark.parametrize("name", hospital_habits.HABITS)
+@each("name", hospital_habits.HABITS)
 def test_what_cannot_be_read_right_is_refused_in_a_line(name, tmp_path, capsys):
     root = tmp_path / "data"
     root.mkdir()

@@ -9,6 +9,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from cases import each
 from dicom_sets import dataset, save
 from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.geometry import frames, geometry_of
@@ -44,8 +45,8 @@ BROKEN_NIFTI = {
 }
 
 
-@pytest.mark.parametrize("why", BROKEN_NIFTI)
-@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+@each("why", BROKEN_NIFTI)
+@each("suffix", [".nii", ".nii.gz"])
 def test_a_nifti_header_that_cannot_be_is_one_line(tmp_path, why, suffix):
     path, content = tmp_path / f"x{suffix}", BROKEN_NIFTI[why]
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
@@ -71,7 +72,7 @@ def test_values_that_are_no_numbers_are_counted(tmp_path):
         READER.image(tmp_path / "y.nii")
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "why"),
     [
         ({"Rows": 60000, "Columns": 60000}, "a header of 1 x 60000 x 60000 pixels with 1 values each"),

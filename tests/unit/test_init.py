@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 import five_layouts
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
@@ -310,7 +311,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_bad_folders_give_one_clear_line(name, tmp_path, capsys):
     make, message = BAD[name]
     make(tmp_path / "data")
@@ -389,7 +390,7 @@ PREDICTED = {"tables": 40}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", RUNS)
+@each("layout", RUNS)
 def test_each_layout_goes_from_init_over_preflight_and_a_run_to_predictions(layout, tmp_path, capsys):
     root = (RUNS[layout] or links_to(tmp_path / "data"))(tmp_path / "data")
     code, out, err = call(capsys, "init", root, "--yes")

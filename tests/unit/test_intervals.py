@@ -13,6 +13,7 @@ from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
+from cases import each
 from fairflare.build import tasks
 from fairflare.core.types import INTERVALS, Round
 from fairflare.federation import intervals
@@ -168,7 +169,7 @@ def test_a_task_that_cannot_say_loses_nothing_else():
     assert over_patients(flat, TASK, 10, {"accuracy": 0.5}) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     "sent",
     [
         {"accuracy": {"low": 0.1}},
@@ -198,7 +199,7 @@ def test_the_server_drops_what_is_no_interval(sent):
     assert found["site-1"].get(INTERVALS) == expected.get(INTERVALS)
 
 
-@pytest.mark.parametrize(
+@each(
     "sent",
     [
         {"age": {"low": 0.1, "high": 0.2}},

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from cases import each
 from fairflare.core import registry
 from fairflare.core.types import Cost, Number, TensorSpec
 from fairflare.probes.base import Probe
@@ -19,7 +20,7 @@ SENT = Number("n", 0.0, 1.0, "a number")
 ORDERS = {"leave-one-out": {"coefficient": 0.3}, "weighted": {"weight": 0.5, "weight/a": 0.2, "relative": 1.0}}
 
 
-@pytest.mark.parametrize("id", registry.trainers())
+@each("id", registry.trainers())
 def test_every_trainer_passes(id):
     check_trainer(id, orders=ORDERS.get(id))
 
@@ -29,12 +30,12 @@ def test_a_trainer_passes_with_local_steps(steps):
     check_trainer("sgd", training=dataclasses.replace(trainers.TRAINING, local_steps=steps))
 
 
-@pytest.mark.parametrize("id", registry.probes())
+@each("id", registry.probes())
 def test_every_probe_passes(id):
     check_probe(id, orders=ORDERS.get(id))
 
 
-@pytest.mark.parametrize("id", registry.parts("rule"))
+@each("id", registry.parts("rule"))
 def test_every_rule_passes(id):
     check_rule(id)
 
@@ -157,9 +158,7 @@ BROKEN_TRAINERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "check, methods", [(check, one) for check, all_of in BROKEN_TRAINERS.items() for one in all_of]
-)
+@each("check, methods", [(check, one) for check, all_of in BROKEN_TRAINERS.items() for one in all_of])
 def test_each_check_of_a_trainer_can_fail(check, methods):
     check = getattr(trainers, check)
     check(trained())
@@ -246,7 +245,7 @@ BROKEN_PROBES = {
 }
 
 
-@pytest.mark.parametrize("check, methods", [(check, one) for check, all_of in BROKEN_PROBES.items() for one in all_of])
+@each("check, methods", [(check, one) for check, all_of in BROKEN_PROBES.items() for one in all_of])
 def test_each_check_of_a_probe_can_fail(check, methods):
     check = getattr(probes, check)
     check(measured())

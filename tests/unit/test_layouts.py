@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from cases import each
 from fairflare.build.assembly import _execution
 from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core import execution as execution_module
@@ -155,7 +156,7 @@ def test_a_site_file_may_name_several_gpus(monkeypatch):
         devices(gpus="0,2")
 
 
-@pytest.mark.parametrize(
+@each(
     "count, visible, own, expected",
     [
         (2, None, None, "0,1,0,1,0"),

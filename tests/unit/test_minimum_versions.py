@@ -5,9 +5,10 @@ import configparser
 import re
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from cases import each
 
 ROOT = Path(__file__).parents[2]
 ADVISORY = re.compile(r"CVE-20\d\d-\d+")
@@ -33,7 +34,7 @@ def minimums():
     return found
 
 
-@pytest.mark.parametrize("package", table())
+@each("package", table())
 def test_no_version_with_a_known_hole_is_installed(package):
     (safe, advisories), asked = table()[package], minimums()[package]
     assert all(lowest is not None and lowest >= safe for lowest in asked), (asked, safe)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.core import registry
 
@@ -84,7 +85,7 @@ def test_a_link_is_not_followed(tmp_path):
     assert not (tmp_path / "elsewhere.py").exists()
 
 
-@pytest.mark.parametrize("name", ["My", "../up", "a b", "a_b", "a--b", "class", "", "x" * 41, "a/b", "é"])
+@each("name", ["My", "../up", "a b", "a_b", "a--b", "class", "", "x" * 41, "a/b", "é"])
 def test_names_that_fit_no_file_are_refused(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert new("rule", name) == 2

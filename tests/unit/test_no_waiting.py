@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairflare.trainers
+from cases import each
 from fairflare.clinic import tensors
 from fairflare.clinic.grouping import Grouping
 from fairflare.clinic.tensors import Split, TensorData
@@ -128,7 +129,7 @@ def reads(trainer, epochs):
     return len(found.found)
 
 
-@pytest.mark.parametrize("name, options", CASES)
+@each("name, options", CASES)
 def test_more_steps_read_no_more_values_on_the_cpu_either(name, options):
     trainer = registry.trainers()[name](**options)
     assert reads(trainer, 1) == reads(trainer, 3)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.comparison import arms
 from fairflare.build import tasks
@@ -41,7 +42,7 @@ def _possible(case, **values):
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_every_method_trains_as_the_preset_says(case):
     name, _, preset = case.partition(":")
     found = _possible(case)
@@ -53,7 +54,7 @@ def test_every_method_trains_as_the_preset_says(case):
         assert config.options == found["fedavg"].options and config.group_by == found["fedavg"].group_by
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_fedism_keeps_half_of_the_radius(case):
     one, plus = _config("fedism", case).settings, _config("fedism-plus", case).settings
     for owner in ("trainer", "probe.sharpness"):
@@ -127,7 +128,7 @@ def test_a_method_with_data_of_its_own_is_refused_before_anything_runs(label, ke
         arms(["fedavg", label], "support2:dirichlet", [0])
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_every_task_says_what_its_data_seed_draws(case):
     name, _, preset = case.partition(":")
     task = tasks.load(name, preset)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.config_checks import _check_sites
 from fairflare.core.errors import UserError
@@ -254,7 +255,7 @@ def test_egress_lets_no_personal_entry_leave(trainers):
         egress().check("train", dataclasses.replace(answer, update=answer.update | {"1.weight": torch.ones(6)}))
 
 
-@pytest.mark.parametrize(
+@each(
     "task, personal, keeps",
     [
         ("evaluate", RESULTS, False),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import each
 from fairflare.clinic.site_config import stricter
 from fairflare.core.schema import Answer
 from fairflare.core.types import Number
@@ -44,7 +45,7 @@ def test_a_few_unknown_are_a_small_group():
     assert released([40, 60], 10, unknown=0) == [True, True]
 
 
-@pytest.mark.parametrize("counts", list(itertools.product([0, 3, 9, 10, 40], repeat=3)))
+@each("counts", list(itertools.product([0, 3, 9, 10, 40], repeat=3)))
 def test_no_small_count_follows_by_subtraction(counts):
     """Whoever knows the total and all released counts finds either no hidden patient, or at least two cells and ten."""
     free = released(list(counts), 10)
@@ -130,7 +131,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("change", BAD, ids=str)
+@each("change", BAD, ids=str)
 def test_anything_else_is_refused_without_its_value(change):
     with pytest.raises(EgressRefused) as error:
         check(EGRESS, "train", **{**TRAIN, **change})
@@ -174,7 +175,7 @@ def test_with_secure_sums_sealed_numbers_leave_and_plain_ones_do_not():
     check(SECRET, "weigh", **WEIGHED)
 
 
-@pytest.mark.parametrize(
+@each(
     "egress, task, answer",
     [
         (SECRET, "train", {**TRAIN, "scalars": {}}),

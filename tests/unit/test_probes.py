@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.clinic import networks
 from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Outline, Round
@@ -115,10 +116,8 @@ def test_layers():
         assert sorted(key for keys in layers_of(model, group).values() for key in keys) == sorted(model)
 
 
-@pytest.mark.parametrize("similarity", ["cka", "cosine"])
-@pytest.mark.parametrize(
-    "group, names", [("leaf", LEAVES), ("conv_bn", LEAVES[::2]), ("block", ["encoder", "deep", "up"])]
-)
+@each("similarity", ["cka", "cosine"])
+@each("group, names", [("leaf", LEAVES), ("conv_bn", LEAVES[::2]), ("block", ["encoder", "deep", "up"])])
 def test_equal_models_are_alike_and_others_are_not(similarity, group, names):
     network = Net()
     probe = LayerSimilarity(similarity=similarity, group=group, cka_batch=4)

@@ -7,6 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
+from cases import each
 from fairflare.app import progress
 from fairflare.app.progress import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 from fairflare.core.findings import Finding
@@ -59,7 +60,7 @@ SITES = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     "accepted, headline, words",
     [
         (SITES, "auc", "validation auc 0.800, worst 0.700 (b)"),

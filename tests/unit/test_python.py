@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare import Federation
 from fairflare.app.cli import main
 from fairflare.app.federation import _row
@@ -42,7 +43,7 @@ def test_settings_are_those_of_the_command_line():
     assert nested.config == flat.config and nested.config.options["n_sites"] == 5
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments, message",
     [
         ({"task": "heart", "ruonds": 3}, "Federation: unknown key 'ruonds'; did you mean rounds"),

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
 from fairflare.rules.qfedavg import LONGEST, QFedAvg
@@ -103,8 +104,8 @@ def test_a_huge_power_takes_the_worst_site_and_ties_are_shared():
     assert weights(QFFL(q=100, variant="reference"), 3.0, 2.999) == [1, 0]
 
 
-@pytest.mark.parametrize("rule", [QFFL(q=2), QFFL(q=30), QFFL(q=0.5, prior="none")], ids=str)
-@pytest.mark.parametrize("losses", [(3.0, 1.0), (0.0, 1e6), (0.0, 0.0), (1e6, 1e6)], ids=str)
+@each("rule", [QFFL(q=2), QFFL(q=30), QFFL(q=0.5, prior="none")], ids=str)
+@each("losses", [(3.0, 1.0), (0.0, 1e6), (0.0, 0.0), (1e6, 1e6)], ids=str)
 def test_sums_give_the_same_weights(rule, losses):
     terms = [rule.terms({"loss": loss}, n, None) for loss, n in zip(losses, (10, 30))]
     sums = [sum(column) for column in zip(*terms)]

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.schema import MASKED, Answer
@@ -38,11 +39,11 @@ def summed(sites, order, updates, scales, weights=None, model=MODEL):
     return combine_updates(masked, model, scales)
 
 
-@pytest.mark.parametrize(
+@each(
     "largest, above",
     [(0.0, 1), (1e-30, 1), (0.3, 1), (1.0, 1), (1.0001, 2), (2.0, 2), (5.5, 8), (1000.0, 1024), (3e38, 2**128)],
 )
-@pytest.mark.parametrize("sign", [1, -1])
+@each("sign", [1, -1])
 def test_a_scale_follows_from_the_models_largest_entry(largest, above, sign):
     (scale,) = Ring(32, frozenset({"w"})).scales({"w": torch.tensor([0.0, sign * largest, 1e-9])}).values()
     assert scale == Scale(32, above * 2.0**-24, above * 16.0) and scale.reach == RANGE * scale.step
@@ -112,8 +113,8 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
-@pytest.mark.parametrize("sign", [1, -1])
+@each("weights", WEIGHTS.values(), ids=WEIGHTS)
+@each("sign", [1, -1])
 def test_sums_of_the_largest_updates_do_not_overflow(weights, sign, sites, order):
     """Every site at its limit, all of them the same way."""
     scale, nothing = NARROW["weight"], {"norm.running_var": torch.zeros(3)}

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.commands.run import run
 from fairflare.app.run_file import as_text, flat_settings, read_run_file, with_file
@@ -85,7 +86,7 @@ def test_relative_paths_start_at_the_file(tmp_path, capsys, monkeypatch):
     assert list(config_of(tmp_path / "job")["code"]) == ["mine"] and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "text, message",
     [
         ("method: fedavg\ntask: heart\nruonds: 3\n", "run.yaml: unknown key 'ruonds'; did you mean rounds?"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from nvflare.fuel.utils import fobs
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.schema import (
     Answer,
@@ -155,7 +156,7 @@ def test_gate_and_egress_have_a_check_for_every_kind():
     assert rounds <= set(field_checks.CHECKS)
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS))
+@each("name", sorted(FIELDS))
 def test_flares_messages_carry_every_field_of_an_answer(name):
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -166,8 +167,8 @@ def test_flares_messages_carry_every_field_of_an_answer(name):
         assert equal(getattr(found, name), getattr(sent, name))
 
 
-@pytest.mark.parametrize("largest", [8, pieces.LARGEST], ids=["in pieces", "whole"])
-@pytest.mark.parametrize("name", sorted(set(instruction_fields()) - {"task"}))
+@each("largest", [8, pieces.LARGEST], ids=["in pieces", "whole"])
+@each("name", sorted(set(instruction_fields()) - {"task"}))
 def test_flares_messages_carry_every_field_of_an_instruction(name, largest, monkeypatch):
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -185,7 +186,7 @@ def test_sites_that_are_sent_the_same_share_a_broadcast_and_no_others():
     assert [sites for _, sites in _groups(sent)] == [["site-0", "site-1"], ["site-2", "site-3"]]
 
 
-@pytest.mark.parametrize("name, value", CASES, ids=str)
+@each("name, value", CASES, ids=str)
 def test_egress_refuses_a_wrong_value_of_every_field(name, value):
     task = task_of(name)
     egress = dataclasses.replace(EGRESS, sealed=range(3, 4)) if task == "sum" else EGRESS
@@ -197,7 +198,7 @@ def test_egress_refuses_a_wrong_value_of_every_field(name, value):
     assert "17" not in str(error.value) and "91" not in str(error.value)
 
 
-@pytest.mark.parametrize("name, value", CASES, ids=str)
+@each("name, value", CASES, ids=str)
 def test_the_gate_refuses_or_drops_a_wrong_value_of_every_field(name, value):
     """Results and wall times inform people: a wrong number among them is dropped, any other costs the whole answer."""
     task, changed = task_of(name), dataclasses.replace(good(task_of(name)), **{name: value})
@@ -245,7 +246,7 @@ def test_what_is_accepted_reaches_the_rule():
     assert equal(reply.tensors, {"proto": {"a": torch.ones(3), "b": torch.arange(3.0)}})
 
 
-@pytest.mark.parametrize(
+@each(
     "tensors, code",
     [
         ({"proto/b": torch.ones(3)}, "tensor_missing"),
@@ -305,7 +306,7 @@ def test_declarations_that_are_none_are_one_line(specs):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "orders, tensors",
     [
         ({"rho": math.nan}, {}),

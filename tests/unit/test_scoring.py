@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.assembly import build_federation, build_site
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
@@ -179,8 +180,8 @@ MOMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", [Beside.NOTHING, Beside.ROUNDS])
-@pytest.mark.parametrize("moment", MOMENTS)
+@each("beside", [Beside.NOTHING, Beside.ROUNDS])
+@each("moment", MOMENTS)
 def test_killed_at_any_moment_the_same_scores_stand_once(moment, beside, tmp_path, monkeypatch):
     """A kill at each call in turn: before it, and again in the run that goes on."""
     final = scored_run(tmp_path / "whole", rounds=2).run(initial_model())
@@ -264,7 +265,7 @@ TAMPERED = {
 }
 
 
-@pytest.mark.parametrize("how", TAMPERED)
+@each("how", TAMPERED)
 def test_another_file_is_refused_and_never_scored(how, tmp_path):
     def dies(task, round):
         if (task, round) == ("train", 3):
@@ -342,7 +343,7 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("how", LOGS)
+@each("how", LOGS)
 def test_a_log_that_tells_it_otherwise_is_refused(how, tmp_path):
     scored_run(tmp_path).run(initial_model())
     found = verify(tmp_path / "audit.jsonl")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.search import Search, _study, checked, run_search
 from fairflare.app.search_space import Choices, Range, parse_over
@@ -38,7 +39,7 @@ def test_ranges_and_choices():
     assert isinstance(found["epochs"].low, int) and isinstance(parse_over(("q=1.0..5",))["q"].low, float)
 
 
-@pytest.mark.parametrize(
+@each(
     "texts, message",
     [
         ((), "--over: expected at least one setting"),

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from cases import each
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Outline
 from fairflare.federation.audit import model_hash, verify
@@ -76,7 +77,7 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("case", SPOILT)
+@each("case", SPOILT)
 def test_a_site_without_a_good_second_answer_is_left_out_of_the_round(case, tmp_path):
     spoil, code = SPOILT[case]
     federation(tmp_path, Spoiling(sites(), spoil)).run(initial_model())

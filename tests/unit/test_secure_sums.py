@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.privacy.secure_sum.keys import BLOCK, TAG, PairwiseKeys, new_buffer, verified
 from fairflare.privacy.secure_sum.pairwise import SIZE, MaskedSums, combine, combine_updates, mask_update
 from fairflare.privacy.secure_sum.protocol import Rosters, SumOrder, SumRefused, fingerprint
@@ -122,7 +123,7 @@ def test_a_lost_site_is_left_out_of_the_next_sum():
     assert combine(list(again.values())) == expected("abd")
 
 
-@pytest.mark.parametrize(
+@each(
     "names, at",
     [
         ("ab", (1, 0)),  # the other's number would follow

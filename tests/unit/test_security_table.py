@@ -6,8 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from fairflare.app.describe import answer_table, leaving_rows, leaving_table
 from fairflare.core import registry
 
@@ -97,11 +96,11 @@ def test_every_section_has_promises_in_the_table():
     assert {target for group, _, _ in rows() for target in re.findall(r"\(#(.+?)\)", group)} == anchors
 
 
-@pytest.mark.parametrize("path, name", NAMED, ids=str)
+@each("path, name", NAMED, ids=str)
 def test_the_tests_exist(path, name):
     assert name in defined_in(path)
 
 
-@pytest.mark.parametrize("file", ATTACKS)
+@each("file", ATTACKS)
 def test_every_file_of_attacks_holds_a_promise(file):
     assert any(path == f"attacks/{file}" for path, _ in NAMED), "it lacks a row in the table"

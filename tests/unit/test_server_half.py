@@ -25,6 +25,7 @@ from fairflare.trainers.sgd import PlainTrainer
 from fairflare.trainers.weighted import WeightedTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
+from cases import each
 from runs import TASK, bits, interrupted, run  # noqa: E402
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01, "trainer": "drift"}
@@ -121,7 +122,7 @@ class Own(FedAvg):
     own_models = True
 
 
-@pytest.mark.parametrize(
+@each(
     "rule, trainer, optimizer, reason",
     [
         (FedAvg(), PlainTrainer(), "adam", ""),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.selectors.all import All
@@ -80,7 +81,7 @@ REFUSED_SELECTORS = {
 }
 
 
-@pytest.mark.parametrize("cls", REFUSED_SELECTORS)
+@each("cls", REFUSED_SELECTORS)
 def test_a_selector_that_breaks_it_is_refused(cls, monkeypatch):
     registered(monkeypatch, "selector", cls)
     with pytest.raises(AssertionError, match=REFUSED_SELECTORS[cls]):

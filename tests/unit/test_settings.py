@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from fairflare.app.arguments import on_grid, own_names, own_pairs
 from fairflare.app.comparison import arms
 from fairflare.app.describe import method_rows, part_rows
@@ -148,13 +149,13 @@ def test_a_shared_name_works_where_only_some_have_it():
     assert found.settings["probe.sharpness.rho_max"] == 0.3 and "trainer.rho_max" not in found.settings
 
 
-@pytest.mark.parametrize("method", registry.methods())
+@each("method", registry.methods())
 def test_every_setting_of_the_packages_methods_has_a_short_name(method):
     entry = registry.get_method(method)
     assert not [name for name in Owners(registry.owners(entry), entry.shared).names() if "." in name]
 
 
-@pytest.mark.parametrize(
+@each(
     "values, text",
     [
         ({"rule.qq": 1}, "unknown key 'rule.qq'; did you mean rule.q\\?$"),
@@ -293,7 +294,7 @@ def test_rows_name_parts_and_short_keys(alpha):
     assert parts["server optimizer", "adam"]["parameters"]["lr"] == 0.01 and parts["selector", "share"]["summary"]
 
 
-@pytest.mark.parametrize("name", HASHES)
+@each("name", HASHES)
 def test_format_1_is_read_and_keeps_its_hash(name):
     content = json.loads((OLD / f"{name}.json").read_text())
     found = RunConfig.from_json(content)
@@ -334,7 +335,7 @@ def test_a_run_begun_in_format_1_ends_with_its_bits(tmp_path):
     assert old == new and finals[0] == finals[1]
 
 
-@pytest.mark.parametrize(
+@each(
     "change, text",
     [
         ({"selector": "all"}, "unknown key 'selector' in format 1"),
@@ -371,7 +372,7 @@ def test_a_job_says_the_same_where_flare_reads_it_as_hocon(tmp_path):
         assert RunConfig.from_json(again) == config(method)
 
 
-@pytest.mark.parametrize(
+@each(
     "settings, text",
     [
         ([], "settings: expected names and values"),

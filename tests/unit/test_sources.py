@@ -3,8 +3,7 @@
 
 from importlib import resources
 
-import pytest
-
+from cases import each
 from fairflare.app.catalogue import task_rows
 
 WORDS = {
@@ -17,7 +16,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("task", WORDS)
+@each("task", WORDS)
 def test_the_list_of_tasks_names_owner_and_licence(task):
     said = {row["name"]: row["real"] for row in task_rows()}[task]
     page = resources.files("fairflare.datasets").joinpath("data/README.md").read_text(encoding="utf-8")

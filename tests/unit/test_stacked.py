@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.app import runs
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.local import run_local
@@ -163,7 +164,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("net, trainer, training, device, text", REFUSED)
+@each("net, trainer, training, device, text", REFUSED)
 def test_what_cannot_be_trained_together_is_told(net, trainer, training, device, text):
     assert text in unstackable(net, trainer, training, device)
     assert unstackable(network(), PlainTrainer(), SGD, CPU) == ""

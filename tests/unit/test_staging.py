@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fairflare
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build import tasks
 from fairflare.core import registry, user_code, versions
@@ -94,7 +95,7 @@ def test_the_copy_has_the_package_s_hash(task, tmp_path):
     assert versions._sha256(package) == versions.package_sha256()
 
 
-@pytest.mark.parametrize("task", sorted(tasks.TASKS))
+@each("task", sorted(tasks.TASKS))
 def test_every_task_brings_its_own_module(task):
     needed = needed_datasets(SOURCE, task)
     home = tasks.known(task).__module__.split(".")[1:]

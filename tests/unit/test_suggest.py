@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import pytest
-
+from cases import each
 from fairflare.core.suggest import MOST, close, unlisted
 
 KEYS = ("train.batch_size", "train.lr", "train.rounds", "rule.q", "probe.sharpness.rho_max")
 
 
-@pytest.mark.parametrize(
+@each(
     "name, known, expected",
     [
         ("roundz", ["lr", "rounds"], ["rounds"]),

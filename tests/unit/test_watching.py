@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from cases import each
 from fairflare.app.cli import cli
 from fairflare.app.watching import MOST_SITES, Watched, bars, headlines, picture, watch
 from fairflare.core.errors import UserError
@@ -95,7 +96,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     assert "expected the folder of a run" in str(result.exception)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "[1]",

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import fairflare
+from cases import each
 from fairflare.app.cli import main
 from fairflare.app.runs import execute
 from fairflare.build.config import make_config
@@ -364,8 +365,8 @@ def test_a_lock_is_put_through_no_link(folder, tmp_path):
     assert not (tmp_path / "elsewhere").exists() and len(list(folder.glob("*.rendered"))) == 1
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32])
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)])
+@each("kind", [torch.uint8, torch.int64, torch.float32])
+@each("shape", [(), (0, 3), (2, 3, 4)])
 def test_tensors_of_every_kind_and_shape(kind, shape, tmp_path):
     tensors = {"a": (torch.rand(shape) * 200).to(kind), "b": torch.arange(6).reshape(2, 3).T}
     kept_files.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", tensors)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.tasks import load
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import MissingData, UserError
@@ -296,7 +297,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         CovidBrazil(**options)

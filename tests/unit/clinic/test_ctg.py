@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import load
 from fairflare.clinic.site_config import SiteConfig
@@ -244,7 +245,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("message", BAD)
+@each("message", BAD)
 def test_a_bad_cell_is_named(message, tmp_path, monkeypatch):
     rows = made_up()
     BAD[message](rows)
@@ -286,7 +287,7 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
         Ctg().check_data()
 
 
-@pytest.mark.parametrize(
+@each(
     "options, message",
     [
         ({"label": "SUSP"}, "label: expected one of NSP, CLASS, got 'SUSP'"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from cases import each
 from digit_tree import SIZES, drawn, write_files, write_idx
 from fairflare.core.errors import DataError
 from fairflare.core.findings import CODES
@@ -21,8 +22,8 @@ def files(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("digits5"))
 
 
-@pytest.mark.parametrize("split", SIZES)
-@pytest.mark.parametrize("domain", ["MNIST", "USPS", "SVHN"])
+@each("split", SIZES)
+@each("domain", ["MNIST", "USPS", "SVHN"])
 def test_every_format_gives_its_pixels_and_labels(domain, split, files):
     images, labels = Digits5().digits(files, domain, split)
     expected = drawn(domain, split)
@@ -51,7 +52,7 @@ def good_pair():
     return np.zeros((4, 8, 8), np.uint8), np.arange(4)
 
 
-@pytest.mark.parametrize(
+@each(
     "make, message",
     [
         (lambda p: Harmful(p), "cannot be read as a pickle of NumPy arrays \\(it names (_?io).open, which is no part"),
@@ -125,7 +126,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_FILES)
+@each("case", BAD_FILES)
 def test_bad_files_are_one_line(case, tmp_path):
     write, read, message = BAD_FILES[case]
     path = tmp_path / ("file.gz" if read not in (digit_files.usps, digit_files.svhn) else "file")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
@@ -132,7 +133,7 @@ def test_rendered_digits_are_of_many_kinds():
 
 
 @needs_demo
-@pytest.mark.parametrize("name", numerals.FONTS)
+@each("name", numerals.FONTS)
 def test_every_font_has_ten_different_digits(name):
     font = numerals._font(name, 40)
     assert len({bytes(font.getmask(digit)) for digit in numerals.CLASSES}) == 10
@@ -239,7 +240,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message) as caught:
         load("digits", "small", **options)

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from cases import each
 from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
 from fairflare.app.cli import main
 from fairflare.build.config import make_config
@@ -173,7 +174,7 @@ def test_a_class_without_an_image_is_one_line(files, tmp_path, task):
         task.local_data("site-7", SiteConfig(data_root=str(tmp_path)))
 
 
-@pytest.mark.parametrize(
+@each(
     "options, message",
     [
         ({"n_sites": 6}, "n_sites: expected a multiple of 4 in 4..400, got 6"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.kinds.masks import PAPER
@@ -162,7 +163,7 @@ def broken_folders(rois):
     yield lambda: shutil.rmtree(mask), MissingData, "no such file or folder: .*/train/ROIs/mask; expected:"
 
 
-@pytest.mark.parametrize("k", range(7))
+@each("k", range(7))
 def test_broken_folders_are_named_in_one_line(k, dofe, tmp_path):
     shutil.copytree(dofe / "Fundus" / "Domain1", tmp_path / "Fundus" / "Domain1")
     spoil, kind, message = list(broken_folders(tmp_path / "Fundus" / "Domain1" / "train" / "ROIs"))[k]
@@ -195,7 +196,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message) as caught:
         load("fundus", "small", **options)

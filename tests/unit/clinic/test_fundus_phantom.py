@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.config import make_config
 from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
@@ -165,7 +166,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message) as caught:
         load("fundus-phantom", "small", **options)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.datasets.ich_phantom import IchPhantom, plan
@@ -118,7 +119,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         IchPhantom(**options)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.app.comparison import arms
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
@@ -72,7 +73,7 @@ def test_every_value_is_known():
         assert abs(found.mean() - mean) < 1 and abs(found.std() - sd) < 1
 
 
-@pytest.mark.parametrize("column", [*AFTERWARDS, *PREDICTED, "HOSPNUM", "COUNTRY", "nosuch", ""])
+@each("column", [*AFTERWARDS, *PREDICTED, "HOSPNUM", "COUNTRY", "nosuch", ""])
 def test_what_was_not_known_at_randomisation_is_no_feature(column):
     with pytest.raises(UserError, match="features: expected columns known at randomisation .* got "):
         load("ist", features=f"AGE,{column}")

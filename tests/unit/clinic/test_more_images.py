@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.datasets.simulated import more_images
@@ -46,7 +47,7 @@ def test_no_test_image_is_at_two_sites(name):
     assert len(set(used)) == len(used)
 
 
-@pytest.mark.parametrize("case", ["ich-phantom:small", "ich-phantom:paper", "ich-phantom:medium", "ich-phantom:equal",
+@each("case", ["ich-phantom:small", "ich-phantom:paper", "ich-phantom:medium", "ich-phantom:equal",
                                   "ich-phantom:skewed", "brain-seg:small", "brain-seg:paper", "brain-seg:medium",
                                   "fundus-phantom:small", "fundus-phantom:paper"])  # fmt: skip
 def test_presets_have_five_hundred_at_each_site(case):
@@ -95,8 +96,8 @@ def test_alike_takes_no_class_that_a_site_lacks():
     assert len(more_images.alike(spare[:0], classes[:0], np.array([0]))) == 0
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("wanted", [-1, 100_001])
+@each("name", SMALL)
+@each("wanted", [-1, 100_001])
 def test_bad_numbers(name, wanted):
     with pytest.raises(UserError, match="site_test_images: expected "):
         load(name, site_test_images=wanted)

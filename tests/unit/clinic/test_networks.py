@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.clinic import networks
 from fairflare.core.errors import UserError
 
@@ -35,10 +36,8 @@ def layers_with_parameters(network):
     return [(name, m) for name, m in network.named_modules() if next(m.parameters(recurse=False), None) is not None]
 
 
-@pytest.mark.parametrize(
-    "norm, kind", [("batch", "BatchNorm2d"), ("instance", "InstanceNorm2d"), ("group", "GroupNorm")]
-)
-@pytest.mark.parametrize("name, layers, low, high", [("unet", 41, 7.755e6, 7.765e6), ("small-unet", 32, 1e5, 1.5e5)])
+@each("norm, kind", [("batch", "BatchNorm2d"), ("instance", "InstanceNorm2d"), ("group", "GroupNorm")])
+@each("name, layers, low, high", [("unet", 41, 7.755e6, 7.765e6), ("small-unet", 32, 1e5, 1.5e5)])
 def test_unets(name, layers, low, high, norm, kind):
     network = networks.build(name, 1, 3, norm=norm)
     found = layers_with_parameters(network)
@@ -59,8 +58,8 @@ def test_unet_layers_compute_once_each_in_the_order_of_the_state_dict():
 NORMS = [("batch", nn.BatchNorm2d), ("instance", nn.InstanceNorm2d), ("group", nn.GroupNorm)]
 
 
-@pytest.mark.parametrize("norm, kind", NORMS)
-@pytest.mark.parametrize("name", ["resnet10", "resnet18"])
+@each("norm, kind", NORMS)
+@each("name", ["resnet10", "resnet18"])
 def test_the_norm_of_a_resnet_is_everywhere(name, norm, kind):
     network = networks.build(name, 3, 10, norm=norm)
     found = [m for m in network.modules() if isinstance(m, (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm))]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.config import make_config
 from fairflare.build.tasks import load
@@ -216,7 +217,7 @@ def test_a_flip_is_drawn_on_the_cpu_and_done_where_the_images_are():
     assert there.device.type == "meta" and there.shape == images.shape
 
 
-@pytest.mark.parametrize(
+@each(
     "options, message",
     [
         ({"n_sites": 6}, "n_sites: expected a multiple of 4 in 4..40, got 6"),

@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.base import DATA_FOLDER
@@ -22,7 +23,7 @@ def test_the_papers_data_have_loaders():
     assert set(LOADERS) >= NAMED
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@each("name", LOADERS)
 def test_a_missing_path_is_named_beside_the_tree_of_the_docstring(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(DATA_FOLDER, str(tmp_path))
     doc = importlib.import_module(LOADERS[name].__module__).__doc__
@@ -38,7 +39,7 @@ def test_a_missing_path_is_named_beside_the_tree_of_the_docstring(name, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@each("name", LOADERS)
 def test_without_a_folder_it_says_which_variable_names_it(name, monkeypatch):
     monkeypatch.delenv(DATA_FOLDER, raising=False)
     with pytest.raises(MissingData, match=DATA_FOLDER):

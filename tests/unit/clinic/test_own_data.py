@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build import tasks
 from fairflare.clinic.readers.datalist import read_datalist
@@ -199,7 +200,7 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
         task.local_data("hospital", None)
 
 
-@pytest.mark.parametrize(
+@each(
     "text, message",
     [
         (

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.arguments import plan_pairs
 from fairflare.app.fingerprints import plan_of_files, write_fingerprint
 from fairflare.build import plans, tasks
@@ -65,7 +66,7 @@ def test_of_fewer_images_than_min_count_only_their_number_leaves(tmp_path, n, mi
     assert fingerprint(task, "a", None, min_count) == Fingerprint(n)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"n_train": -1},

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.preflight import preflight
@@ -248,8 +249,8 @@ def test_the_papers_settings():
     assert (a.size, b.size, a.model, b.norm) == (384, 256, "unet", "batch") and next(iter(type(a).presets)) == "small"
 
 
-@pytest.mark.parametrize("model", ["small-unet", "unet"])
-@pytest.mark.parametrize("norm", ["instance", "group", "batch"])
+@each("model", ["small-unet", "unet"])
+@each("norm", ["instance", "group", "batch"])
 def test_the_networks_fit(model, norm):
     network = Prostate(size=32, model=model, norm=norm).network()
     assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 1, 32, 32)
@@ -268,7 +269,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message) as caught:
         load("prostate", "small", **options)

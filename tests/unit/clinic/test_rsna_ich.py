@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import load
 from fairflare.clinic.base import DATA_FOLDER
@@ -163,7 +164,7 @@ def test_the_authors_partition_on_request(copy, place):
         by_file.items(copy, "site-1")
 
 
-@pytest.mark.parametrize(
+@each(
     "content, message",
     [
         ([1, 2], "expected a dictionary of the rows of 2 sites"),
@@ -317,7 +318,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message) as error:
         load("rsna-ich", **options)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import load
 from fairflare.clinic.site_config import SiteConfig
@@ -247,7 +248,7 @@ def test_sheets_without_rows(tmp_path, monkeypatch):
         SeerProstate().check_data()
 
 
-@pytest.mark.parametrize(
+@each(
     "options, message",
     [
         ({"sites_by": "year"}, "years: expected years where sites_by names them, got ''"),

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.build.tasks import load
 from fairflare.clinic.site_config import SiteConfig
@@ -217,7 +218,7 @@ def test_a_missing_file_is_named_and_the_tree_shown(value, monkeypatch):
     assert [line.split()[0] for line in caught.value.tree.splitlines()] == ["support.xlsx", "support2.csv"]
 
 
-@pytest.mark.parametrize(
+@each(
     "column, cell, message",
     [
         ("death", 2, "support2.csv: death, row 5: expected 0, 1, got '2'"),

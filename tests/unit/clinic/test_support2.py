@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build.tasks import load
 from fairflare.clinic.inputs import Scaling
 from fairflare.core.errors import UserError
@@ -222,7 +223,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("options, message", BAD)
+@each("options, message", BAD)
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         Support2(**options)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.build import tasks
 from fairflare.clinic.fingerprint import Fingerprint, fingerprint
 from fairflare.clinic.planning import cautions, plan
@@ -61,7 +62,7 @@ def test_a_column_is_as_many_features_as_it_takes(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "message"),
     [
         ("A,perhaps,2020-01-01,2020-01-03,1,0", "smoker: expected one of n, no, yes, got 'perhaps'"),
@@ -79,7 +80,7 @@ def test_a_cell_that_is_not_of_its_columns_kind_is_named(row, message, tmp_path)
     assert message in str(error.value) and len(str(error.value)) < 250
 
 
-@pytest.mark.parametrize(
+@each(
     ("columns", "message"),
     [
         ("[1]", "columns: expected a JSON object"),
@@ -198,7 +199,7 @@ def test_sites_with_other_features_make_no_plan():
         plan("tabular", sites)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"numbers": {"age": [0, 1.0, 1.0]}},

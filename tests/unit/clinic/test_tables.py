@@ -7,6 +7,7 @@ from datetime import datetime
 import pandas as pd
 import pytest
 
+from cases import each
 from fairflare.clinic.readers.tables import read_columns, read_table
 from fairflare.core.errors import DataError, UserError
 
@@ -20,7 +21,7 @@ def written(path, content):
     return path
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         PLAIN.encode(),
@@ -42,7 +43,7 @@ def test_every_dialect_of_a_text_file_is_the_same_table(content, tmp_path):
     assert {name: list(table[name]) for name in table.columns} == TRUTH == read_columns(path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cells", "read"),
     [
         (["1,5", "2"], ["1.5", "2"]),
@@ -112,7 +113,7 @@ def test_of_several_sheets_none_is_guessed(tmp_path):
         read_table(tmp_path / "t.xlsx")
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "message"),
     [
         (b"", "expected a table, got an empty file"),

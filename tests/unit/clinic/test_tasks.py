@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cases import each
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.base import Task
 from fairflare.clinic.kinds.own import OwnData
@@ -21,7 +22,7 @@ def test_the_tasks_are_found():
     assert {"ich-phantom", "support2"} <= set(TASKS) and list(TASKS) == sorted(TASKS)
 
 
-@pytest.mark.parametrize("name, preset", ALL)
+@each("name, preset", ALL)
 def test_a_task_describes_itself(name, preset):
     task = load(name, preset)
     cls = type(task)
@@ -35,7 +36,7 @@ def test_a_task_describes_itself(name, preset):
         assert len(task.sites()) >= 4 or isinstance(task, OwnData)
 
 
-@pytest.mark.parametrize("name, preset", ALL)
+@each("name, preset", ALL)
 def test_options_survive_json(name, preset):
     task = load(name, preset)
     assert load(name, preset, **json.loads(json.dumps(dataclasses.asdict(task)))) == task
@@ -56,7 +57,7 @@ def test_the_papers_settings():
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "call, message",
     [
         (lambda: load("ich"), "unknown task: 'ich'; known: .*ich-phantom.*support2"),

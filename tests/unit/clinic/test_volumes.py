@@ -5,6 +5,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.core.errors import DataError
 from fairflare.datasets.kinds.masks_on_disk import dealt
 from fairflare.datasets.readers import volumes
@@ -81,7 +82,7 @@ def broken_volumes(folder):
     yield lambda: save(label * 0, mask), r"Case00_Segmentation.nii.gz: expected voxels above 0, got none"
 
 
-@pytest.mark.parametrize("k", range(13))
+@each("k", range(13))
 def test_broken_volumes_are_named_in_one_line(k, tmp_path):
     image, label = volume(np.random.default_rng(0))
     save(image, tmp_path / "Case00.nii.gz")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.datasets.readers import heart
 from fairflare.inference.bundle import COPIED, copied
 from model_use import call, reported, rows, run_bundle, write_patients
@@ -139,7 +140,7 @@ def test_without_onnx_one_line_says_what_to_install(heart_run, tmp_path, capsys,
     assert code == 2 and "pip install 'fairflare[onnx]'" in err and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("name", COPIED)
+@each("name", COPIED)
 def test_what_a_bundle_carries_imports_nothing_of_this_package(name):
     text = copied(name)
     assert "import fairflare" not in text and "from fairflare" not in text

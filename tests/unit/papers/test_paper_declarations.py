@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+from cases import each
 from fairflare.app.arguments import folder_name, split_method
 from fairflare.app.catalogue import method_rows, task_rows
 from fairflare.build import tasks
@@ -30,7 +31,7 @@ def labels(table):
             yield from ((label, row, data) for label in (*table.references, table.left_out) if label)
 
 
-@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+@each(("exhibit", "table"), TABLES)
 def test_every_label_is_a_run_that_can_be_made(exhibit, table):
     for label, row, data in set((label, row.key, data.key) for label, row, data in labels(table)):
         one = next(r for r in table.rows if r.key == row)
@@ -42,7 +43,7 @@ def test_every_label_is_a_run_that_can_be_made(exhibit, table):
         assert config.method == name and folder_name(label)
 
 
-@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+@each(("exhibit", "table"), TABLES)
 def test_a_tables_form_is_whole(exhibit, table):
     assert KEY.fullmatch(exhibit.name) and table.title and exhibit.title
     assert len(set(table.seeds)) == len(table.seeds) and min(table.seeds) >= 0 and len(table.seeds) >= 3
@@ -61,7 +62,7 @@ def test_a_tables_form_is_whole(exhibit, table):
     assert not table.published or published.read(table.published)[0]
 
 
-@pytest.mark.parametrize(("exhibit", "table"), TABLES)
+@each(("exhibit", "table"), TABLES)
 def test_the_metrics_of_columns_are_the_tasks(exhibit, table):
     for block in table.blocks:
         for task in filter(None, (block.data.task, block.data.stand_in)):

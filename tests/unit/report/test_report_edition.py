@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from cases import each
 from fairflare.core.errors import UserError
 from fairflare.report.edition import edition, require_site
 from fairflare.report.edition_others import LEAST, over_rounds, sentence, standing
@@ -132,7 +133,7 @@ def test_what_is_said_by_hand():
     assert "no other hospital has a result" in sentence(standing({"own": 1.0}, "own"), "AUC", True)
 
 
-@pytest.mark.parametrize("others", range(10))
+@each("others", range(10))
 def test_each_number_about_others_is_a_mean_over_at_least_three(others):
     """Every value is a distinct power of two, so that a mean tells which values it is of."""
     values = {f"s{place}": 2.0**place for place in range(others)} | {"own": 0.3}

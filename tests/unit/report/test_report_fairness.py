@@ -12,6 +12,7 @@ import math
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.report import fairness
 
 X = {"site-1": 0.9, "site-2": 0.8, "site-10": 0.6}
@@ -43,7 +44,7 @@ def test_ties_go_to_the_first_name_in_natural_order():
     assert fairness.worst({"site-10": 0.5, "site-2": 0.5})[0] == "site-2"
 
 
-@pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf, "0.1", True])
+@each("missing", [None, math.nan, math.inf, -math.inf, "0.1", True])
 def test_what_is_no_finite_number_is_left_out_and_named(missing):
     found = fairness.describe({**X, "site-3": missing})
     assert found["left_out"] == ["site-3"]

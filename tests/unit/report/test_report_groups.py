@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from cases import each
 from fairflare.report import groups
 
 KEYS = ("label", "sex")
@@ -29,7 +30,7 @@ def test_pooled_values_weigh_examples_alike():
     assert found["b"] == pytest.approx({"n": 5, "value": 0.2})
 
 
-@pytest.mark.parametrize(
+@each(
     "cell",
     [{}, {"n": 0, "value": 0.5}, {"n": 5, "value": math.nan}, {"n": None, "value": 1}, {"n": 3}, {"n": -1, "value": 1}],
 )
@@ -54,7 +55,7 @@ def test_both_harmonic_forms():
         groups.harmonic(-1, 3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "keys", "expected"),
     [
         ("died, female", ("label", "sex"), ("died", "female")),
@@ -97,7 +98,7 @@ def test_worst_mixture_drops_what_would_be_negative():
     assert found == pytest.approx({"a": 0.5 + reach, "b": 0.5 - reach, "c": 0.0})
 
 
-@pytest.mark.parametrize("case", range(40))
+@each("case", range(40))
 def test_worst_mixture_against_slsqp(case):
     rng = np.random.default_rng(case)
     n = int(rng.integers(2, 9))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cases import each
 from fairflare.report.paired import (
     EXACT_TO,
     LEVEL,
@@ -62,7 +63,7 @@ def test_holm_steps_down_and_never_back():
     assert holm({"a": 0.9, "b": 0.8}) == {"a": 1.0, "b": 1.0} and holm({}) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     "low, high, higher, said",
     [
         (0.1, 0.2, True, "better"),

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from cases import each
 from fairflare.report import values
 
 
@@ -58,8 +59,6 @@ def test_sizes_in_bytes(n, shown):
     assert values.size(n) == shown
 
 
-@pytest.mark.parametrize(
-    ("largest", "decimals"), [(0.0, 3), (0.5, 3), (9.9, 3), (12.0, 1), (981, 0), (0.02, 4), (1e-9, 6), (1e9, 0)]
-)
+@each(("largest", "decimals"), [(0.0, 3), (0.5, 3), (9.9, 3), (12.0, 1), (981, 0), (0.02, 4), (1e-9, 6), (1e9, 0)])
 def test_decimals_show_about_three_figures(largest, decimals):
     assert values.digits([None, -largest]) == decimals

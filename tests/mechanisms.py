@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One method for each way in which methods keep state, exchange and train: what a kill or an absence can meet.
+
+`make test` kills, silences and breaks a run of each of these; `make test-long` one of every method.
+"""
+
+from fairflare.build.method_parts import default_parts
+from fairflare.core import registry
+from fairflare.rules.base import Rule
+from fairflare.trainers.base import SERVER_HALF, Trainer
+
+RULE_SAYS = ("own_models", "counts_own", "alone", "donates")
+RULE_DOES = ("anchor", "anchors", "orders", "tensors_for")
+TRAINER_DOES = (*SERVER_HALF, "personal_entries", "site_model", "site_data")
+
+
+def mechanism(id):
+    """What of the loop, the checkpoint and the sites' memory a run of this method uses."""
+    entry = registry.get_method(id)
+    parts = default_parts(entry)
+    rule, trainer = parts.rule, parts.trainer
+    said = [bool(getattr(rule, name)) for name in RULE_SAYS]
+    said += [getattr(type(rule), name) is not getattr(Rule, name) for name in RULE_DOES]
+    said += [getattr(type(trainer), name) is not getattr(Trainer, name) for name in TRAINER_DOES]
+    said += [trainer.keeps_personal_model, trainer.shares_model, bool(trainer.sends), bool(trainer.heeds)]
+    return (entry.selector, entry.server_optimizer, *said)
+
+
+def representatives(methods=None):
+    """The first method of each mechanism, by name."""
+    found = {}
+    for id in sorted(methods or registry.methods()):
+        found.setdefault(mechanism(id), id)
+    return sorted(found.values())
