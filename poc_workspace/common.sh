@@ -6,7 +6,7 @@ ROOT="$(dirname "$HERE")"
 FOLDER="${FAIRFLARE_WORKSPACE:-$ROOT/build/$KIND}"
 PORT="${FAIRFLARE_PORT:-$DEFAULT_PORT}"
 ROUTE=byoc
-PATIENCE=120
+PATIENCE="${FAIRFLARE_PATIENCE:-120}"
 
 usage() {
     cat <<EOF
@@ -114,11 +114,32 @@ veto() {
     done
 }
 
+# How often each site has told its log that the server knows it. Reading costs nothing; a console that asks the server
+# is a process of its own, which the starting ones would have to wait for.
+registered() {
+    local name
+    for name in $SITES; do
+        cat "$KITS/$name/log.txt" 2>/dev/null | grep -c "Successfully registered client" || true
+    done
+}
+
+# True once every site has registered once more than it had ($1), false after $PATIENCE seconds.
+connected() {
+    local until=$((SECONDS + PATIENCE))
+    while [ "$SECONDS" -lt "$until" ]; do
+        sleep 0.5
+        paste <(echo "$1") <(registered) | awk '$2 <= $1 { missing = 1 } END { exit missing }' && return 0
+    done
+    return 1
+}
+
 cmd_start() {
     prepared
     "$PYTHON" "$HERE/federation.py" show "$KITS" >/dev/null && die "$FOLDER: already running"
     "$PYTHON" "$HERE/federation.py" check-port "$(sed -nE 's/^ *fed_learn_port: *//p' "$FOLDER/project.yml")"
-    if ! start_kits; then
+    local before
+    before="$(registered)"
+    if ! start_kits || ! connected "$before"; then
         "$PYTHON" "$HERE/federation.py" stop "$KITS" 0
         die "not every site connected within $PATIENCE seconds; see $KITS/<name>/log.txt"
     fi

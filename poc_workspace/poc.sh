@@ -17,6 +17,6 @@ set_paths() {
 
 prepare_kits() { flare poc prepare -i "$FOLDER/project.yml" --force >/dev/null; }
 
-start_kits() { flare poc start --timeout "$PATIENCE" >"$FOLDER/start.log" 2>&1 </dev/null; }
+start_kits() { flare poc start --no-wait >"$FOLDER/start.log" 2>&1 </dev/null; }
 
 main "$@"

@@ -29,21 +29,6 @@ start_kits() {
     for name in localhost $RELAYS $SITES; do
         (cd "$KITS/$name" && ./startup/start.sh >start.log 2>&1 </dev/null)
     done
-    connected
-}
-
-# True once every site is connected, false after $PATIENCE seconds.
-connected() {
-    local until=$((SECONDS + PATIENCE)) seen name
-    while [ "$SECONDS" -lt "$until" ]; do
-        sleep 1
-        seen="$(flare system status --startup-kit "$ADMIN" 2>/dev/null)" || continue
-        for name in $SITES; do
-            grep -q "^$name " <<<"$seen" || continue 2
-        done
-        return 0
-    done
-    return 1
 }
 
 main "$@"
