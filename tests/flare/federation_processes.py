@@ -63,6 +63,7 @@ class Federation:
             "FAIRFLARE_PYTHON": sys.executable,
             "FAIRFLARE_WORKSPACE": str(folder),
             "FAIRFLARE_PORT": str(self.port),
+            "FAIRFLARE_PATIENCE": str(LIMIT - 60),
             **more,
         }
         self.cli = {**self.environment, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from federation_processes import check_run, federation, in_process, until, without
+from federation_processes import check_run, in_process, until, without
 
 from fairflare.report.write import verify_run
 
@@ -24,16 +24,12 @@ MARGIN = 10
 RUN = ["--task", "support2", "--rounds", "3"]
 
 
-@pytest.fixture(scope="module")
-def poc(tmp_path_factory):
-    """A federation in which sites can have bad luck, and whose server does not wait long for a dead site's farewell."""
-    folder = tmp_path_factory.mktemp("faults")
-    more = {"FAIRFLARE_FAULTS": str(folder / "faults"), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10"}
-    with federation("poc.sh", folder / "poc", **more) as made:
-        made.faults = folder / "faults"
-        made.faults.mkdir()
-        made.cli["FAIRFLARE_PLUGINS"] = str(Path(__file__).with_name("unlucky_trainer.py"))
-        yield made
+@pytest.fixture(scope="module", autouse=True)
+def unlucky(poc):
+    """Jobs of this file bring the trainers that have bad luck."""
+    poc.cli["FAIRFLARE_PLUGINS"] = str(Path(__file__).with_name("unlucky_trainer.py"))
+    yield
+    del poc.cli["FAIRFLARE_PLUGINS"]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +201,7 @@ def test_the_question_ends_without_a_site_that_is_stuck_in_training_alone(poc, t
 
 
 def test_a_dead_site_costs_one_deadline(poc, tmp_path):
-    """The last test of this file: site-2 is gone after it."""
+    """Site-2 is gone after it."""
     run = [*RUN, "--set", "min_sites=2", "--solo"]
     store(poc, "site-2", 2, "300")
     with begin(poc, "fedism-plus", *run, "--set", f"task_timeout={DEADLINE}", out=tmp_path / "run") as child:
@@ -229,3 +225,13 @@ def test_a_dead_site_costs_one_deadline(poc, tmp_path):
     assert sorted(ends["benefit"]["sites"]) == OTHERS
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert any("round 2 of 3" in line and "site-2 left out: no_answer" in line for line in log)
+
+
+def test_stop_leaves_nothing_running(poc, tmp_path):
+    """The last test of the POC: it is gone after it."""
+    assert poc.running()
+    poc.sh("stop")
+    assert not poc.running()
+    run = ["run", "fedavg", *RUN, "--env", "poc", "--out", tmp_path / "run"]
+    done = poc.fairflare(*run, check=False)
+    assert done.returncode == 1 and "cannot be reached within" in done.stderr and done.stderr.count("\n") == 1

@@ -8,9 +8,11 @@ import socket
 import numpy as np
 import psutil
 import pytest
-from federation_processes import Federation, check_run, federation, in_process, until
+from federation_processes import Federation, check_run, in_process, until
 
+from cases import each
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
+from fairflare.app.cli import main
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -19,12 +21,6 @@ SITES = [f"site-{k}" for k in range(1, 5)]
 BRAIN = ["--task", "brain-seg:small", "--sites", "4", "--rounds", "2"]
 BRAIN += ["--set", "images=90", "--set", "size=32", "--set", "site_test_images=0"]
 TABLE = ["--task", "support2", "--rounds", "2"]
-
-
-@pytest.fixture(scope="module")
-def poc(tmp_path_factory):
-    with federation("poc.sh", tmp_path_factory.mktemp("poc") / "poc") as made:
-        yield made
 
 
 def test_listens_on_this_machine_only(poc):
@@ -144,18 +140,26 @@ def rounds(state):
     return log.is_file() and '"event": "round"' in log.read_text()
 
 
+def test_sites_that_are_not_connected_are_one_line(poc, tmp_path):
+    other = ["--env", "poc", "--set", "clients=a,b,c,d", "--out", tmp_path / "run"]
+    done = poc.fairflare("run", "fedavg", *TABLE, *other, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "connected are site-1, site-2, site-3, site-4" in done.stderr and not list(tmp_path.iterdir())
+
+
 MISTAKES = [
-    (["--env", "poc", "--set", "clients=a,b,c,d"], 2, "connected are site-1, site-2, site-3, site-4"),
-    (["--env", "prod"], 2, "--kit: expected the startup kit"),
-    (["--env", "prod", "--kit", "nowhere"], 2, "--kit nowhere: expected a user's startup kit"),
-    (["--env", "sim", "--kit", "nowhere"], 2, "--kit: expected --env poc or --env prod, got --env sim"),
+    (["--env", "prod"], "--kit: expected the startup kit"),
+    (["--env", "prod", "--kit", "nowhere"], "--kit nowhere: expected a user's startup kit"),
+    (["--env", "sim", "--kit", "nowhere"], "--kit: expected --env poc or --env prod, got --env sim"),
 ]
 
 
-@pytest.mark.parametrize("options, code, text", MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
-def test_mistakes_are_one_line(poc, tmp_path, options, code, text):
-    done = poc.fairflare("run", "fedavg", *TABLE, *options, "--out", tmp_path / "run", check=False)
-    assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+@each("options, text", MISTAKES)
+def test_mistakes_are_one_line(options, text, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "fedavg", *TABLE, *options, "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and text in said and said.count("\n") == 1, said
     assert not list(tmp_path.iterdir())
 
 
@@ -167,13 +171,3 @@ def test_a_busy_port_is_one_line(tmp_path):
         done = other.sh("prepare", check=False)
     assert done.returncode and done.stderr.count("\n") == 1
     assert f"port {other.port} of 127.0.0.1 cannot be used" in done.stderr and "--port" in done.stderr
-
-
-def test_stop_leaves_nothing_running(poc, tmp_path):
-    """The last test of this file: the federation is gone after it."""
-    assert poc.running()
-    poc.sh("stop")
-    assert not poc.running()
-    run = ["run", "fedavg", *TABLE, "--env", "poc", "--out", tmp_path / "run"]
-    done = poc.fairflare(*run, check=False)
-    assert done.returncode == 1 and "cannot be reached within" in done.stderr and done.stderr.count("\n") == 1

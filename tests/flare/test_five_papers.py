@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every paper's method in FLARE's simulator: the same final model, bit for bit, as in one process."""
+"""Every paper's method in FLARE's simulator: the same final model, bit for bit, as in one process.
+
+test_own_data_sim.py has FedCE, FedLWR, FedISM+ and FedUFO in every run of the tests, on a hospital's own data.
+"""
 
 import json
 
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.federation.audit import verify
 
@@ -25,7 +29,7 @@ def run(method, env, out, extra):
     return verify(out / "audit.jsonl")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS, short=["fedheal"])
 def test_local_and_simulator_agree(method, tmp_path, capsys):
     local, sim = (run(method, env, tmp_path / env, METHODS[method]) for env in ("local", "sim"))
     rounds = [[e for e in entries if e["event"] == "round"] for entries in (local, sim)]

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.flare.heartbeat import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
@@ -89,7 +90,7 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
 
 
 @pytest.mark.flare
-@pytest.mark.parametrize("threads", [(), ("--sim-threads", 1)], ids=["each its own", "one at a time"])
+@each("threads", [(), ("--sim-threads", 1)], short=[("--sim-threads", 1)])
 def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd, threads):
     with pytest.raises(SystemExit) as stop:
         main([*map(str, (*RUN, "--rounds", 1, "--env", "sim", *threads, "--out", tmp_path / "run"))])

@@ -43,20 +43,29 @@ def test_one_command_per_method(name, tmp_path):
     data = write_tables(tmp_path / "data") if kind == "tabular" else write_images(tmp_path / "data", kind[0] == "s")
     size = () if kind == "tabular" else ("size=32",)
     own = ["--datalists", data, "--kind", kind, "--classes", classes, *pairs((*settings, *size))]
-    hashes = []
+    logs = []
     for env in ("local", "sim"):
         assert run("run", method, *own, "--rounds", "2", "--env", env, "--out", tmp_path / env) == 0
         entries = verify(tmp_path / env / "audit.jsonl")
         assert not any(e["rejected"] for e in entries if e["event"] == "round")
         assert set(entries[0]["preflight"]) == set(SITES) and set(entries[0]["declared"]) == set(SITES)
-        hashes.append(entries[-1]["model_sha256"])
+        logs.append(entries)
         if kind == "segmentation":
             page = (tmp_path / env / "report.html").read_text()
             report = json.loads((tmp_path / env / "report.json").read_text())
             assert all(0 <= report["sites"][site]["val_metrics"]["dice"] <= 1 for site in SITES)
             assert "Validation</th>" in page and all(site in page for site in SITES)
             assert "<td>instance</td>" in page, "the report says which normalisation was used"
-    assert hashes[0] == hashes[1]
+    assert logs[0][-1]["model_sha256"] == logs[1][-1]["model_sha256"]
+    for one, other in zip(*([e for e in entries if e["event"] == "round"] for entries in logs), strict=True):
+        assert all(one[told] == other[told] for told in ("weights", "notes", "model_sha256"))
+        scalars = [{site: answer["scalars"] for site, answer in e["accepted"].items()} for e in (one, other)]
+        assert scalars[0] == scalars[1]
+        if method == "fedlwr":
+            layers = {f"similarity/{layer}" for layer in other["notes"]["layer_weights"]}
+            assert layers and all(set(found) == layers for found in scalars[1].values()), "a second exchange's numbers"
+    reports = [json.loads((tmp_path / env / "report.json").read_text()) for env in ("local", "sim")]
+    assert reports[0]["fairness"] == reports[1]["fairness"] and reports[0]["sites"] == reports[1]["sites"]
     log = (tmp_path / "sim" / "audit.jsonl").read_text()
     assert str(tmp_path) not in log, "a path left a site"
 

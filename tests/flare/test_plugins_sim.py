@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from killed_runs import kill_one_process
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.federation.audit import verify
 from fairflare.report.write import verify_run
@@ -49,35 +50,30 @@ def bits(entries):
     return rounds, next(e["sites"] for e in entries if e["event"] == "evaluation")
 
 
-@pytest.fixture(scope="module")
-def in_process(request, tmp_path_factory):
-    """The method, and the bits of its run in this process."""
+def in_process(method, tmp_path):
+    """The bits of the method's run in this process."""
+    assert call(*command(method), "--out", tmp_path / "whole") == 0
+    return bits(verify(tmp_path / "whole" / "audit.jsonl"))
+
+
+@each("method", SETTINGS, short=["echo", "solo"])
+def test_the_same_bits(method, tmp_path):
+    """So has Scaffold's, killed and continued."""
     with loaded(*PLUGINS):
-        folder = tmp_path_factory.mktemp(request.param) / "run"
-        assert call(*command(request.param), "--out", folder) == 0
-        yield request.param, bits(verify(folder / "audit.jsonl"))
-
-
-@pytest.mark.parametrize("in_process", SETTINGS, indirect=True)
-def test_the_same_bits(in_process, tmp_path):
-    method, expected = in_process
-    assert call(*command(method), "--env", "sim", "--out", tmp_path / "run") == 0
+        expected = in_process(method, tmp_path)
+        assert call(*command(method), "--env", "sim", "--out", tmp_path / "run") == 0
     assert bits(verify_run(tmp_path / "run")) == expected
 
 
-@pytest.mark.parametrize("in_process", ["scaffold", "echo"], indirect=True)
-def test_killed_and_continued(in_process, tmp_path, monkeypatch):
+@each("method", ["scaffold", "echo"], short=["scaffold"])
+def test_killed_and_continued(method, tmp_path):
     """A site's process dies when it has trained and kept its memory of round 2; the run is resumed."""
-    method, expected = in_process
     folder = tmp_path / "run"
-    kill_one_process(
-        [*command(method), "--env", "sim", "--out", folder],
-        "sending",
-        (paths(*PLUGINS), str(KILLING)),
-        tmp_path,
-        monkeypatch,
-    )
-    assert call("resume", folder) == 0
+    run = [*command(method), "--env", "sim", "--out", folder]
+    with loaded(*PLUGINS), pytest.MonkeyPatch.context() as monkeypatch:
+        expected = in_process(method, tmp_path)
+        kill_one_process(run, "sending", (paths(*PLUGINS), str(KILLING)), tmp_path, monkeypatch)
+        assert call("resume", folder) == 0
     entries = verify_run(folder)
     assert [e["from_round"] for e in entries if e["event"] == "resume"] == [1]
     assert bits(entries) == expected

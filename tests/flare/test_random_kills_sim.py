@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.report.write import verify_run
@@ -23,6 +24,7 @@ KILLS = 3
 """Of each run, which a fourth command brings to its end."""
 ROUNDS = 8
 SMALL = ["--task", "support2:dirichlet", "--sites", "3", "--rounds", str(ROUNDS), "--set", "epochs=1"]
+RUNS = [(method, seed) for method in ("fedce", "fedheal", "fedism-plus", "fedlwr", "fedufo") for seed in range(2)]
 LIMIT = 150
 """Seconds for one command."""
 
@@ -73,9 +75,9 @@ def finish(words):
     return stop.value.code
 
 
-@pytest.mark.parametrize("method", ["fedce", "fedlwr"])
-def test_killed_at_random_a_simulated_run_ends_in_the_same_bits(method, tmp_path, capsys):
-    chance, folder = random.Random(f"simulated kills of {method}"), tmp_path / "run"
+@each("method, seed", RUNS, short=[("fedlwr", 0)])
+def test_killed_at_random_a_simulated_run_ends_in_the_same_bits(method, seed, tmp_path, capsys):
+    chance, folder = random.Random(f"simulated kills of {method}{seed or ''}"), tmp_path / "run"
     assert finish(["run", method, *SMALL, "--out", tmp_path / "whole"]) == 0
     wanted = verify_run(tmp_path / "whole")[-1]["model_sha256"]
     run = ["run", method, *SMALL, "--env", "sim", "--out", folder]

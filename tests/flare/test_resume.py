@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from killed_runs import kill_one_process
 
+from cases import each
 from fairflare.app.cli import main
 from fairflare.federation.audit import verify
 from fairflare.federation.in_process import InProcess
@@ -59,7 +60,7 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert not [path for path in (folder / "sites").glob("*") if not path.name.endswith((".solo.pt", ".inputs.json"))]
 
 
-@pytest.mark.parametrize("point", AT_THE_SERVER)
+@each("point", AT_THE_SERVER, short=["writing state"])
 def test_the_simulators_server_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_one_process([*command, "--env", "sim", "--out", folder], point, (KILLING,), tmp_path, monkeypatch)

@@ -66,12 +66,13 @@ def simulated(tmp_path):
 @pytest.mark.parametrize("number, code, word", [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interr")])
 def test_a_signal_leaves_no_process_and_a_folder_that_goes_on(number, code, word, simulated):
     child, folder = simulated
+    assert (scratches := _scratches(folder))
     child.send_signal(number)
     _, err = child.communicate(timeout=60)
     lines = [line for line in err.splitlines() if line.strip()]
     assert child.returncode == code and lines[-1].startswith(f"fairflare: {word}")
     assert [line for line in lines[:-1] if not line.startswith(("start: ", "round ", "starting FLARE ..."))] == []
-    assert not running(str(folder))
+    assert not running(str(folder)) and not any(p.exists() or running(str(p)) for p in scratches)
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
     assert check_resumable(folder).start["method"] == "fedavg"  # or it raises what does not fit
 
@@ -96,12 +97,16 @@ def test_the_next_command_ends_what_a_killed_one_has_left(simulated):
     child.communicate()
     left = [p for p in running(str(folder)) if p.pid != child.pid]
     assert len(left) >= 5
-    scratches = [p for p in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*") if _is_of(p, folder)]
-    assert scratches
+    assert (scratches := _scratches(folder))
     with pytest.raises(SystemExit) as stop:
         main(["report", str(folder)])
     assert stop.value.code == 0
     assert not running(str(folder)) and not any(p.exists() for p in scratches)
+
+
+def _scratches(folder):
+    """The folders for temporary files of a run."""
+    return [p for p in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*") if _is_of(p, folder)]
 
 
 def _is_of(scratch, folder):

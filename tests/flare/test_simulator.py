@@ -3,24 +3,21 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from faulty_trainer import SECRET
 
+from cases import each
 from fairflare.build import tasks
 from fairflare.build.assembly import build_federation, build_site, site_names
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
-from fairflare.core.processes import SCRATCH
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.in_process import InProcess
 from fairflare.flare.simulate import run_simulator
@@ -45,14 +42,13 @@ MASKS = ["--set", "secure_sum=masks", "--set", "mask_bits=32", "--set", "after=r
 """Updates with 64 bits go over FLARE in the test of encrypted sums."""
 
 
-@pytest.mark.parametrize(
-    "method, chosen",
-    [("fedavg", []), ("fedism-plus", MASKS), ("fedism", SET)],
-    ids=str,
-)
+BOTH = [("fedavg", []), ("fedism-plus", MASKS), ("fedism", SET)]
+
+
+@each("method, chosen", BOTH, short=BOTH[1:])
 def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
     hashes = {}
-    for name, env in (("first", "local"), ("second", "local"), ("flare", "sim")):
+    for name, env in (("first", "local"), ("flare", "sim")):
         done = fairflare("run", method, *TASK, *chosen, "--rounds", 2, "--env", env, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr + done.stdout
         hashes[name] = model_hash(model_of(tmp_path / name))
@@ -140,48 +136,10 @@ def test_a_round_ends_without_a_slow_site_whose_next_answer_counts(tmp_path):
     assert codes == {"site-1": {}, "site-2": {"late": 1}, "site-3": {}}
 
 
-def named(folder):
-    """Processes whose command line names ``folder``."""
-    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
-
-
 def test_a_folder_for_temporary_files_that_no_socket_fits_into(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 80)))
     with pytest.raises(UserError, match=r"^TMPDIR: expected a path of at most 75 characters .*, got \d+$"):
         run_simulator(make_config("fedavg", "support2", rounds=1), tmp_path, ["site-1"])
-
-
-@pytest.fixture
-def scratch():
-    """A folder for temporary files with a short path: pytest's own are too long for the simulator's socket."""
-    with tempfile.TemporaryDirectory(prefix="ff_", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-def test_ctrl_c_leaves_no_process_behind(tmp_path, scratch):
-    command = [sys.executable, "-m", "fairflare", "run", "fedavg", *TASK, "--rounds", "500", "--env", "sim"]
-    # Simulators of other tests may run beside this one: what this one leaves is known by its scratch folder.
-    # A shell's background jobs, and what they start, are born ignoring Ctrl-C.
-    child = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 120
-    while len(psutil.Process(child.pid).children(recursive=True)) < 5 and time.monotonic() < deadline:
-        assert child.poll() is None, child.stderr.read()
-        time.sleep(0.5)
-    family = psutil.Process(child.pid).children(recursive=True)
-    assert len(family) >= 5, "the simulator never got going"
-    assert named(scratch / SCRATCH), "the run's processes name their folder"
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130 and err.strip().endswith("fairflare: interrupted")
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive, [p.cmdline() for p in alive]
-    assert not named(scratch / SCRATCH)
 
 
 def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):
