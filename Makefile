@@ -4,16 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
-WORKERS ?= 2
+# A third process computes while another waits for FLARE's.
+WORKERS ?= 3
 # The rate was chosen on validation patients: docs/results/drift/chosen.csv
 NO_DRIFT := scaffold:weighting=examples,train.optimizer=sgd,train.momentum=0,train.lr=0.15
 
-.PHONY: help demo demo-imaging test test-fast coverage lint bench jobs clean
+.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint bench jobs clean
 
 help:
 	@echo "make demo       four real heart hospitals, with real FLARE processes: FedAvg, SCAFFOLD and Ditto against training alone"
 	@echo "make demo-imaging  FedAvg and FedISM+ on simulated head CTs of eight hospitals, in the same way"
 	@echo "make test       every test, those that start FLARE included"
+	@echo "make test-long  laws, kills, absences and faults over all methods, seeds and ways; hours"
+	@echo "make mutations  ten planted defects, and whether the tests find each"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
 	@echo "make lint       ruff (rules, format) and mypy"
@@ -36,6 +39,12 @@ demo-imaging: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-long: $(STAMP)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m long --long -o timeout=7200
+
+mutations: $(STAMP)
+	@$(BIN)/python tests/mutations.py
 
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/golden tests/laws

@@ -2,12 +2,16 @@
 """One torch thread, as in every run: small tensors gain nothing from more, and lose much on a busy machine.
 
 Rendered data are kept for the session, in a folder that its processes share; tests of rendering itself turn that off.
+SIGTERM ends the session, and whatever its tests have started, at once.
 """
 
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 
+import psutil
 import pytest
 import torch
 
@@ -48,9 +52,43 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    rendered = None
     if not hasattr(config, "workerinput"):  # workers have the folder of the session
-        config.rendered, config.before = tempfile.mkdtemp(prefix="fairflare_tests_cache."), os.environ.get(CACHE)
-        os.environ[CACHE] = config.rendered
+        rendered = config.rendered = tempfile.mkdtemp(prefix="fairflare_tests_cache.")
+        config.before, os.environ[CACHE] = os.environ.get(CACHE), rendered
+    signal.signal(signal.SIGTERM, lambda *ignored: _end(rendered))
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _end(rendered):
+    """No test is waited for, since one in a command would take the signal for its own, and none that follows begins.
+
+    FLARE's daemons are nobody's children; what they have of the session is its environment. They go before what they
+    would start again.
+    """
+    while left := _started(rendered):
+        for process in sorted(left, key=lambda one: one.pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    if rendered:
+        shutil.rmtree(rendered, ignore_errors=True)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _started(rendered):
+    """What this process has started and, of the session's first process, what has the session's folder."""
+    found = set(psutil.Process().children(recursive=True))
+    for process in psutil.process_iter() if rendered else ():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(CACHE) == rendered:
+                found.add(process)
+    return [process for process in found if _is_alive(process)]
+
+
+def _is_alive(process):
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def pytest_unconfigure(config):
@@ -68,6 +106,16 @@ def variables_of_a_file():
     for name in [name for name in os.environ if name.startswith("FAIRFLARE_") and name not in before]:
         del os.environ[name]
     os.environ.update({name: value for name, value in before.items() if name.startswith("FAIRFLARE_")})
+
+
+@pytest.fixture(autouse=True)
+def signals_of_a_test():
+    """Whoever takes a signal in a test has it until the test ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)
