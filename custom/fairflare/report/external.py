@@ -156,5 +156,5 @@ def render(found: Json) -> str:
         after = (site.get("recalibration") or {}).get("calibration")
         stages = ["before", "after"] if after else stages
         rows.append({"site": name, "before": site["calibration"], "after": after})
-    filters = {"label": label, "discrimination": discrimination}
-    return rendered("external", filters, found=found, figures=drawn(site_figures({"rows": rows, "stages": stages})))
+    figures = drawn(site_figures({"rows": rows, "stages": stages}))
+    return rendered("external", {"label": label, "discrimination": discrimination}, found=found, figures=figures)
