@@ -44,7 +44,7 @@ from fairflare.federation.loop import Observer
 from fairflare.federation.memory import forget
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
-from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_report
+from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_editions, write_report
 
 LEAST_FREE = 1 << 16
 """Bytes below which a disk is taken to be full when the simulator has stopped."""
@@ -157,8 +157,6 @@ def report_editions(
     folder: Path, sites: Sequence[str], out: Path | None = None
 ) -> tuple[dict[str, dict[str, Any]], Path]:
     """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
-    from fairflare.report.edition_files import write_editions
-
     _require_folder(folder)
     where = out or folder / EDITIONS
     check_path(where)

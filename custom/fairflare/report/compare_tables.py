@@ -49,9 +49,9 @@ def main_table(comparison: Json) -> Table:
     """Methods down, the quantities that at least one of them has across."""
     methods, higher = comparison["methods"], comparison["higher_is_better"]
     names = [name for name in QUANTITIES if any((m.get(name) or {}).get("mean") is not None for m in methods)]
-    columns = tuple(Column(name, capital(NAMES[name]), better=_better(better_higher(name, higher))) for name in names)
-    rows = [Row(m["label"], m["label"], {name: Cell.of(m[name]) for name in names}) for m in methods]
-    return Table("results", f"Final models: {_metric(comparison)}", columns, tuple(rows), caption=_caption(comparison))
+    columns = [Column(name, capital(NAMES[name]), better=_better(better_higher(name, higher))) for name in names]
+    rows = _down(methods, lambda m: {name: Cell.of(m[name]) for name in names})
+    return Table("results", f"Final models: {_metric(comparison)}", columns, rows, caption=_caption(comparison))
 
 
 def statistics(comparison: Json) -> Table | None:
@@ -76,22 +76,25 @@ def statistics(comparison: Json) -> Table | None:
     ]
     if not rows:
         return None
-    kept = tuple(column for column in columns if resampled or column.key != "bootstrap")
+    kept = [column for column in columns if resampled or column.key != "bootstrap"]
     caption = (
         f"Own value minus that of {comparison['reference']} with the same seed: mean [95 % interval, Student t], p of "
         "the sign-flip test, Holm's p over the methods of this table, Cohen's d of pairs and Hedges' g. Verdict: by "
         f"the interval, and of several methods only where Holm's p is at most {LEVEL:g}."
     )
-    return Table("statistics", "Paired differences", kept, tuple(rows), "Quantity", caption)
+    return Table("statistics", "Paired differences", kept, rows, "Quantity", caption)
 
 
 def sites(comparison: Json) -> Table | None:
     """The headline metric of the final model at each site's own test split, a column per method."""
-    metric = comparison["headline"]
-    found = {m["label"]: m["detail"]["sites"].get(metric) or {} for m in comparison["methods"]}
-    described = {row["site"]: row["description"] for row in comparison["sites"]}
-    rows = [(site, f"{site} ({text})" if text else site) for site, text in described.items()]
-    return _by_method(comparison, "sites", f"{capital(_metric(comparison))} of each site", "Site", rows, found, metric)
+    titles = {
+        row["site"]: f"{row['site']} ({row['description']})" if row["description"] else row["site"]
+        for row in comparison["sites"]
+    }
+    title = f"{capital(_metric(comparison))} of each site"
+    return _by_method(
+        comparison, "sites", title, "Site", titles, lambda m: m["detail"]["sites"].get(comparison["headline"]) or {}
+    )
 
 
 def metrics(comparison: Json) -> Table | None:
@@ -105,52 +108,50 @@ def metrics(comparison: Json) -> Table | None:
         Row(
             f"{name}/{kind}",
             capital(label(name, comparison)),
-            {
-                _key(i): Cell.of(found[name][kind])
-                for i, m in enumerate(methods)
-                if name in (found := m["detail"]["metrics"])
-            },
+            _across((m["detail"]["metrics"].get(name) or {}).get(kind) for m in methods),
             group=title,
         )
         for kind, title in words.items()
         for name in names
     ]
-    return Table("metrics", "Every metric", _columns(methods), tuple(rows), "Metric", _caption(comparison))
+    return Table("metrics", "Every metric", _columns(methods), rows, "Metric", _caption(comparison))
 
 
 def domains(comparison: Json) -> Table | None:
     """Each domain, and mean and standard deviation over domains; None for a task without domains."""
-    methods = comparison["methods"]
-    names = list(methods[0]["detail"]["domains"])
-    if not names:
+    first = comparison["methods"][0]["detail"]
+    if not first["domains"]:
         return None
     better = _better(comparison["higher_is_better"])
-    columns = [Column(name, name, group="Domain", better=better) for name in names]
-    columns += [
+    over = [
         Column("domain_mean", "Mean", better=better),
         Column("domain_std", "sd (ddof 0)", better="lower"),
         Column("domain_std_sample", "sd (ddof 1)", better="lower"),
     ]
-    rows = []
-    for method in methods:
-        cells = {name: Cell.of(method["detail"]["domains"][name]) for name in names}
-        cells |= {column.key: Cell.of(method[column.key]) for column in columns[len(names) :]}
-        rows.append(Row(method["label"], method["label"], cells))
-    of = "on the domain's shared test set" if methods[0]["detail"]["domains_of"] != "sites" else "mean over its sites"
+    columns = [*(Column(name, name, group="Domain", better=better) for name in first["domains"]), *over]
+    rows = _down(
+        comparison["methods"],
+        lambda m: (
+            {name: Cell.of(m["detail"]["domains"][name]) for name in first["domains"]}
+            | {column.key: Cell.of(m[column.key]) for column in over}
+        ),
+    )
+    shared = first["domains_of"] != "sites"
+    of = "on the domain's shared test set" if shared else "mean over its sites"
     caption = f"{capital(_metric(comparison))} of the final models, {of}; mean over seeds. {INTERVAL}"
-    notes = _of_shared(comparison) if of.startswith("on") else ()
-    return with_best(Table("domains", "Domains", tuple(columns), tuple(rows), caption=caption, footnotes=notes))
+    notes = _of_shared(comparison) if shared else ()
+    return with_best(Table("domains", "Domains", columns, rows, caption=caption, footnotes=notes))
 
 
 def test_sets(comparison: Json) -> Table | None:
     """The headline metric of the final models on every shared test set."""
     metric = comparison["headline"]
-    found = {
-        m["label"]: {name: row[metric] for name, row in m["detail"]["test_sets"].items() if metric in row}
-        for m in comparison["methods"]
-    }
-    rows = [(name, name) for name in next(iter(found.values()))]
-    table = _by_method(comparison, "test-sets", "Shared test sets", "Test set", rows, found, metric)
+
+    def found(method: Json) -> Json:
+        return {name: row[metric] for name, row in method["detail"]["test_sets"].items() if metric in row}
+
+    titles = {name: name for name in found(comparison["methods"][0])}
+    table = _by_method(comparison, "test-sets", "Shared test sets", "Test set", titles, found)
     return None if table is None else replace(table, footnotes=_of_shared(comparison))
 
 
@@ -160,19 +161,14 @@ def last_rounds(comparison: Json) -> Table | None:
     if not methods:
         return None
     better = _better(comparison["higher_is_better"])
-    titles = {"clean": "Clean", "corrupted": "Corrupted", "average": "Average"}
-    columns = tuple(Column(kind, title, better=better) for kind, title in titles.items())
-    rows = [
-        Row(
-            m["label"],
-            m["label"],
-            {
-                kind: Cell(value=found["mean"], spread=found["sd"], n=found["n"])
-                for kind, found in m["detail"]["last_rounds"].items()
-            },
-        )
-        for m in methods
-    ]
+    columns = [Column(kind, kind.capitalize(), better=better) for kind in ("clean", "corrupted", "average")]
+    rows = _down(
+        methods,
+        lambda m: {
+            kind: Cell(value=found["mean"], spread=found["sd"], n=found["n"])
+            for kind, found in m["detail"]["last_rounds"].items()
+        },
+    )
     n = methods[0]["detail"]["last_rounds"]["clean"]["n"]
     caption = (
         f"{capital(_metric(comparison))} on the shared test sets after each of the last rounds of every run, {n} "
@@ -180,7 +176,7 @@ def last_rounds(comparison: Json) -> Table | None:
         "other: this is no interval, and no test follows from it."
     )
     title, notes = "Last rounds of all runs", _of_shared(comparison)
-    return with_best(Table("last-rounds", title, columns, tuple(rows), caption=caption, footnotes=notes))
+    return with_best(Table("last-rounds", title, columns, rows, caption=caption, footnotes=notes))
 
 
 def joining(comparison: Json) -> Table | None:
@@ -189,21 +185,18 @@ def joining(comparison: Json) -> Table | None:
     if not methods:
         return None
     names = [row["site"] for row in comparison["sites"]]
-    columns = tuple(Column(_key(i), m["label"], form=SIGNED) for i, m in enumerate(methods))
     rows = [
-        Row(
-            site, site,
-            {_key(i): _gain(m["detail"]["joining"]["sites"].get(site) or {}) for i, m in enumerate(methods)},
-        )
+        Row(site, site, _across((m["detail"]["joining"]["sites"].get(site) for m in methods), half=False))
         for site in names
-    ]  # fmt: skip
+    ]
     lose = {_key(i): Cell.text(f"{m['detail']['joining']['lose']} of {len(names)}") for i, m in enumerate(methods)}
     rows += [Row("lose", "Sites that lose, by interval and Holm's p over sites", lose, group="All sites")]
     caption = (
         f"{capital(_metric(comparison))} of what serves a site (its own model where it has one) minus that of a model "
         "trained at that site alone, with the same seed: mean [95 % interval]."
     )
-    return Table("joining", "What joining brings each site", columns, tuple(rows), "Site", caption)
+    columns = _columns(methods, form=SIGNED)
+    return Table("joining", "What joining brings each site", columns, rows, "Site", caption)
 
 
 def benefit(comparison: Json) -> Table | None:
@@ -211,18 +204,21 @@ def benefit(comparison: Json) -> Table | None:
     methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
     if not methods:
         return None
-    metrics = list(dict.fromkeys(name for m in methods for name in m["detail"]["benefit"]))
+    labels: dict[str, str] = {}
+    for method in reversed(methods):  # the first method's label counts, and its order below
+        labels |= {name: found["label"] for name, found in method["detail"]["benefit"].items()}
+    metrics = dict.fromkeys(name for m in methods for name in m["detail"]["benefit"])
     shown = {**{kind: f"Sites: {kind}" for kind in VERDICTS}, "least": "Least benefit of a site"}
     rows = [
         Row(
             f"{metric}/{kind}",
             words,
             {
-                _key(i): _told(found[metric], kind)
+                _key(i): _told(m["detail"]["benefit"][metric], kind)
                 for i, m in enumerate(methods)
-                if metric in (found := m["detail"]["benefit"])
+                if metric in m["detail"]["benefit"]
             },
-            group=next(m["detail"]["benefit"][metric]["label"] for m in methods if metric in m["detail"]["benefit"]),
+            group=labels[metric],
         )
         for metric in metrics
         for kind, words in shown.items()
@@ -231,8 +227,7 @@ def benefit(comparison: Json) -> Table | None:
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
     )
-    columns = tuple(Column(_key(i), m["label"]) for i, m in enumerate(methods))
-    return Table("benefit", "What joining gives, over patients", columns, tuple(rows), "Metric", caption)
+    return Table("benefit", "What joining gives, over patients", _columns(methods), rows, "Metric", caption)
 
 
 def elsewhere(comparison: Json) -> Table | None:
@@ -247,40 +242,29 @@ def elsewhere(comparison: Json) -> Table | None:
         for i, one in enumerate(found)
         for kind, title in kinds.items()
     ]
-    rows = [
-        Row(
-            method["label"],
-            method["label"],
-            {
-                f"{i}-{kind}": Cell.of(one["methods"][method["label"]][kind])
-                for i, one in enumerate(found)
-                for kind in kinds
-                if method["label"] in one["methods"]
-            },
-        )
-        for method in comparison["methods"]
-    ]
+    rows = _down(
+        comparison["methods"],
+        lambda m: {
+            f"{i}-{kind}": Cell.of(one["methods"][m["label"]][kind])
+            for i, one in enumerate(found)
+            for kind in kinds
+            if m["label"] in one["methods"]
+        },
+    )
     caption = (
         f"{capital(_metric(comparison))} of the final shared models on patients that no site trained with, dealt to "
         f"the sites as the options above say. {INTERVAL}"
     )
-    return with_best(Table("elsewhere", "Other mixtures of patients", tuple(columns), tuple(rows), caption=caption))
+    return with_best(Table("elsewhere", "Other mixtures of patients", columns, rows, caption=caption))
 
 
 def cost(comparison: Json) -> Table | None:
     """Bytes each way and wall seconds per round."""
     methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
-    columns = tuple(Column(name, capital(title), better="lower") for name, title in COSTS.items())
-    rows = [
-        Row(
-            m["label"],
-            m["label"],
-            {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS},
-        )
-        for m in methods
-    ]
+    columns = [Column(name, capital(title), better="lower") for name, title in COSTS.items()]
+    rows = _down(methods, lambda m: {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS})
     caption = "Means over seeds. Seconds are wall time of whatever else the machine did; runs side by side share it."
-    return Table("cost", "Cost", columns, tuple(rows), caption=caption) if rows else None
+    return Table("cost", "Cost", columns, rows, caption=caption) if rows else None
 
 
 def pareto(comparison: Json) -> Table | None:
@@ -288,44 +272,40 @@ def pareto(comparison: Json) -> Table | None:
     found = comparison["pareto"]
     if len(found["points"]) < 2:
         return None
-    columns = (
-        *(
-            Column(key, capital(found[key]["name"]), better=_better(found[key]["higher_is_better"]))
-            for key in ("x", "y")
-        ),
-        Column("by", "Dominated by", words=True),
-    )
-    rows = [
-        Row(
-            point["label"],
-            point["label"],
-            {
-                **{key: Cell(point[key], mark="dominated" if point["dominated_by"] else "") for key in ("x", "y")},
-                "by": Cell.text(", ".join(point["dominated_by"]) or "none: on the front"),
-            },
-        )
-        for point in found["points"]
+    columns = [
+        Column(key, capital(found[key]["name"]), better=_better(found[key]["higher_is_better"])) for key in ("x", "y")
     ]
+    rows = _down(
+        found["points"],
+        lambda point: {
+            **{key: Cell(point[key], mark="dominated" if point["dominated_by"] else "") for key in ("x", "y")},
+            "by": Cell.text(", ".join(point["dominated_by"]) or "none: on the front"),
+        },
+    )
     caption = "Means over seeds. Dominated (†): another method is at least as good in both columns and better in one."
-    return Table("pareto", "Pareto front", columns, tuple(rows), caption=caption)
+    columns += [Column("by", "Dominated by", words=True)]
+    return Table("pareto", "Pareto front", columns, rows, caption=caption)
 
 
 def _by_method(
-    comparison: Json, key: str, title: str, stub: str, rows: Sequence[tuple[str, str]], found: Json, metric: str
+    comparison: Json, key: str, title: str, stub: str, titles: Mapping[str, str], found: Callable[[Json], Json]
 ) -> Table | None:
-    """A row per site or test set, a column per method."""
+    """A row per site or test set (name -> title), a column per method, with what ``found`` has of that name."""
     methods = comparison["methods"]
-    better = _better(higher_is_better(metric, comparison))
-    columns = tuple(Column(_key(i), m["label"], better=better) for i, m in enumerate(methods))
-    made = [
-        Row(
-            name,
-            shown,
-            {_key(i): Cell.of(found[m["label"]][name]) for i, m in enumerate(methods) if name in found[m["label"]]},
-        )
-        for name, shown in rows
-    ]
-    return Table(key, title, columns, tuple(made), stub, _caption(comparison)) if made else None
+    held = [found(method) for method in methods]
+    rows = [Row(name, words, _across(one.get(name) for one in held)) for name, words in titles.items()]
+    better = _better(higher_is_better(comparison["headline"], comparison))
+    return Table(key, title, _columns(methods, better=better), rows, stub, _caption(comparison)) if rows else None
+
+
+def _down(found: Iterable[Json], cells: Callable[[Json], dict[str, Cell]]) -> list[Row]:
+    """A row per method, or whatever else has a label."""
+    return [Row(one["label"], one["label"], cells(one)) for one in found]
+
+
+def _across(found: Iterable[Json | None], half: bool = True) -> dict[str, Cell]:
+    """Each method's mean with its interval in its column, where it has one."""
+    return {_key(i): Cell.of(one, half=half) for i, one in enumerate(found) if one is not None}
 
 
 def _judged(found: Json) -> dict[str, Cell]:
@@ -347,18 +327,14 @@ def _told(found: Json, kind: str) -> Cell:
     return Cell(found[kind]["mean"], form=Form(digits=1))
 
 
-def _gain(found: Json) -> Cell:
-    return Cell.of(found, half=False) if found else Cell()
-
-
 def _cost(name: str, value: float | None) -> Cell:
     if value is None:
         return Cell()
     return Cell(value, words=f"{text(value, 2)} s" if name == "seconds" else size(round(value)))
 
 
-def _columns(methods: Sequence[Json]) -> tuple[Column, ...]:
-    return tuple(Column(_key(i), method["label"]) for i, method in enumerate(methods))
+def _columns(methods: Sequence[Json], **more: Any) -> list[Column]:
+    return [Column(_key(i), method["label"], **more) for i, method in enumerate(methods)]
 
 
 def _key(place: int) -> str:

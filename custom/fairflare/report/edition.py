@@ -6,7 +6,7 @@ A function of the run's folder alone, like the report; nothing is trained, loade
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
@@ -91,8 +91,7 @@ def _run(summary: Json) -> Json:
 
 
 def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
-    shared = {row["site"]: row for row in summary["sites"]}[site]
-    row = {row["site"]: row for row in used["sites"]}[site]
+    shared, row = (_own(found["sites"], site) or {} for found in (summary, used))
     own = used is not summary and row is not shared
     metric = summary["headline"]
     return {
@@ -127,7 +126,7 @@ def _benefit(joined: Json | None, site: str) -> Json | None:
     metrics = {
         name: {
             **{key: one[key] for key in ("label", "higher_is_better")},
-            "row": next((row for row in one["sites"] if row["site"] == site), None),
+            "row": _own(one["sites"], site),
             "groups": [row for row in one["groups"] if row["site"] == site],
         }
         for name, one in joined["metrics"].items()
@@ -171,10 +170,9 @@ def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
 def _clinical(section: Json | None, site: str) -> Json | None:
     if not section:
         return None
-    row = next((row for row in section["rows"] if row["site"] == site), None)
     cells = [cell for cell in section["cells"] if cell["site"] == site]
     about = {key: section[key] for key in ("event", "threshold", "min_count", "step", "in_use", "stages")}
-    return {**about, "row": row, "groups": cells}
+    return {**about, "row": _own(section["rows"], site), "groups": cells}
 
 
 def _part(summary: Json, row: Json, site: str) -> Json:
@@ -201,10 +199,14 @@ def _notes(summary: Json, site: str) -> list[Json]:
     for note in summary["notes"]:
         if note["per"] != "site" or "rows" not in note:
             continue
-        own = next((row for row in note["rows"] if row["name"] == site), None)
+        own = _own(note["rows"], site, "name")
         if own is not None and (not note["shares"] or enough(len(note["rows"]) - 1)):
             found.append({**{key: note[key] for key in ("name", "label", "unit", "meaning")}, "mean": own["mean"]})
     return found
+
+
+def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
+    return next((row for row in rows if row[key] == site), None)
 
 
 def _splits(trail: Trail, site: str) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ from fairflare.federation.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.federation.clinical import CLINICAL
 from fairflare.report.clinical import views
 from fairflare.report.metrics import label
-from fairflare.report.values import capital, in_order, json_value, number, plural
+from fairflare.report.templates import drawn, rendered
+from fairflare.report.values import in_order, json_value, number, plural
 
 FORMAT = 1
 RESULT, PAGE = "evaluation.json", "evaluation.html"
@@ -148,17 +149,12 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 def render(found: Json) -> str:
     """The page; the same content gives the same bytes."""
-    from markupsafe import Markup
-
     from fairflare.report.clinical_figures import site_figures
-    from fairflare.report.templates import environment
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():
         after = (site.get("recalibration") or {}).get("calibration")
         stages = ["before", "after"] if after else stages
         rows.append({"site": name, "before": site["calibration"], "after": after})
-    made = environment().overlay()
-    made.filters = {**made.filters, "label": label, "capital": capital, "discrimination": discrimination}
-    figures = [Markup(svg) for svg in site_figures({"rows": rows, "stages": stages})]
-    return made.get_template("external.html.j2").render(found=found, figures=figures)
+    figures = drawn(site_figures({"rows": rows, "stages": stages}))
+    return rendered("external", {"label": label, "discrimination": discrimination}, found=found, figures=figures)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.svg import BLUE, ORANGE, inline, legend
-from fairflare.report.templates import environment
+from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import number, text
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ def trials_csv(found: Mapping[str, Any]) -> str:
 
 def render_search(found: Json) -> str:
     """The page of a search from its search.json; the same content gives the same bytes."""
-    from markupsafe import Markup
-
-    figure = progress(found)
-    return environment().get_template("search.html.j2").render(found=found, figure=Markup(figure) if figure else "")
+    return rendered("search", found=found, figures=drawn([progress(found)]))
 
 
 @inline("search")

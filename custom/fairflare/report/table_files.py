@@ -18,7 +18,7 @@ from typing import Any
 
 from fairflare.federation.state import save_json, save_text
 from fairflare.report.table_model import Cell, Column, Row, Table, headings
-from fairflare.report.templates import environment
+from fairflare.report.templates import drawn, rendered
 
 CSV_COLUMNS = (
     "table", "group", "row", "column_group", "column", "value", "low", "high", "spread", "n", "published", "words",
@@ -132,12 +132,9 @@ def as_html(
         figures: SVG elements of ``report.svg``, which escapes what they hold; no other markup is let through.
         facts: name -> text, at the end: the command, versions, the machine.
     """
-    from markupsafe import Markup
-
-    found = environment().get_template("tables.html.j2")
-    drawn = [Markup(svg) for svg in figures if svg]
-    return found.render(
-        title=title, tables=[shown(table) for table in tables], lead=list(lead), figures=drawn, facts=dict(facts or {})
+    pages = [shown(table) for table in tables]
+    return rendered(
+        "tables", title=title, tables=pages, lead=list(lead), figures=drawn(figures), facts=dict(facts or {})
     )
 
 
@@ -210,7 +207,8 @@ def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: M
 
 def shown(table: Table) -> dict[str, Any]:
     """What the macro ``one_table`` of the templates takes."""
-    return {"table": table, "headings": headings(table.columns), "parts": _parts(table)}
+    heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
+    return {"table": table, "heads": heads, "over": headings(table.columns), "parts": _parts(table)}
 
 
 def _parts(table: Table) -> list[dict[str, Any]]:

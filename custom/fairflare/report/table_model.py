@@ -175,8 +175,8 @@ class Table:
 
     key: str
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: Sequence[Column]
+    rows: Sequence[Row]
     stub: str = "Method"
     caption: str = ""
     footnotes: tuple[str, ...] = ()

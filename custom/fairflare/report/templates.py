@@ -1,17 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of the HTML templates: everything that comes from sites, plugins or files is escaped."""
+"""The HTML templates: one file per page, with no script and no reference to anything outside it.
+
+Everything that comes from sites, plugins or a run's files is untrusted text and is escaped by Jinja; only the figures,
+which this package serialises itself, go in as markup.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.values import capital, moment, plural, signed, size, stop, text
+from fairflare.report.values import capital, ends, moment, plural, signed, size, stop, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
+
+
+def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
+    """The template ``name`` with ``values``; the same values give the same bytes.
+
+    Args:
+        name: of a file here, without its ending.
+        filters: further filters of this page.
+        **values: what the template takes.
+    """
+    made = environment()
+    if filters:
+        made = made.overlay()
+        made.filters = {**made.filters, **filters}
+    return made.get_template(f"{name}.html.j2").render(**values)
+
+
+def drawn(figures: Iterable[str]) -> list[Markup]:
+    """SVG elements of ``report.svg`` as markup, without the empty ones; no other markup is let through."""
+    from markupsafe import Markup
+
+    return [Markup(svg) for svg in figures if svg]
 
 
 @cache
@@ -30,11 +57,19 @@ def environment() -> Environment:
     values: Mapping[str, Callable[..., Any]] = {
         "num": text,
         "signed": signed,
+        "interval": ends,
         "plural": plural,
         "stop": stop,
         "capital": capital,
         "moment": moment,
         "size": size,
+        "code": _code,
     }
     made.filters |= values
     return made
+
+
+def _code(name: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup("<code>{}</code>").format(name)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ``report.json`` and ``report.html`` from what a run left in its folder."""
+"""Writes ``report.json`` and ``report.html``, and the editions of single sites, from what a run left in its folder."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from fairflare.federation.logged_files import left_behind, read_final, read_stan
 from fairflare.federation.state import json_text, load_checkpoint, save_text
 from fairflare.federation.unscored import Unscored
 from fairflare.report.metrics import higher_is_better
-from fairflare.report.page import render_run
+from fairflare.report.page import render_edition, render_run
 from fairflare.report.schema import report_json
-from fairflare.report.summary import summarise
+from fairflare.report.summary import counted_trail, summarise
 
 REPORT = "report.json"
 PAGE = "report.html"
@@ -59,14 +60,10 @@ def write_report(folder: Path) -> dict[str, Any]:
     run_history, entries = read_history(log.entries), events(log.entries)
     config = _described(_checked_config(folder, run_history))
     model = _logged_model(folder, run_history)
-    try:
+    with _made_of_the_log("report"):
         summary = summarise(_without_paths(config), entries)
         report = report_json(summary, entries)
         texts = {REPORT: json_text(report), PAGE: render_run(summary)}
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # The chain holds, and its lines say what no run writes: whoever can write the folder made them.
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{AUDIT}: holds values that no report can be made of ({reason[:120]})") from error
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": audit.model_hash(model)}
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     record = {"of": run_history.last["hash"], **about, "files": files}
@@ -75,6 +72,43 @@ def write_report(folder: Path) -> dict[str, Any]:
     for name, text in texts.items():
         save_text(folder / name, text)
     return report
+
+
+def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
+    """Write ``SITE.html`` and ``SITE.json`` of ``sites``, or of all with none named, into ``out``; return site -> JSON.
+
+    The log is read and not written: an edition is a view of it, and ``fairflare report`` writes it again in the same
+    bytes.
+
+    Raises:
+        UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, it has no such site.
+    """
+    from fairflare.report.edition import edition, names_of, require_site
+
+    config, entries = read_run(folder)
+    with _made_of_the_log("edition"):
+        summary, trail = summarise(config, entries), counted_trail(config, entries)
+        names = list(sites) or list(names_of(summary))
+        for site in names:
+            require_site(summary, site)
+        found = {site: edition(summary, trail, site) for site in names}
+        pages = {site: render_edition(one) for site, one in found.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    for site, one in found.items():
+        save_text(out / f"{site}.json", json_text(one))
+        save_text(out / f"{site}.html", pages[site])
+    return found
+
+
+@contextlib.contextmanager
+def _made_of_the_log(what: str) -> Iterator[None]:
+    """Within: values that no run writes are a UserError. The chain holds, so whoever can write the folder made them."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        kind = type(error).__name__  # alone in a hospital's edition: the rest may name another one
+        reason = f"{kind}: {error}"[:120] if what == "report" else kind
+        raise UserError(f"{AUDIT}: holds values that no {what} can be made of ({reason})") from error
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]]]:
