@@ -15,8 +15,9 @@ from cases import each
 from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
 from fairflare.core.findings import KINDS
+from fairflare.core.metric import LARGEST_LOSS, named
 from fairflare.core.slots import Slot
-from fairflare.core.types import LARGEST_LOSS, MOST_EXAMPLES, Info, Outline, Round, metric_range
+from fairflare.core.types import MOST_EXAMPLES, Info, Outline, Round
 from fairflare.core.versions import all_versions
 from fairflare.federation.entries import site_seconds
 from fairflare.federation.gate import Gate, inspect_evaluation
@@ -304,7 +305,7 @@ def test_whatever_sites_answer_to_an_evaluation_its_figures_are_in_range(pick):
         assert all(0 <= n <= MOST_EXAMPLES and n == int(n) for n in splits["n"].values())
         for split in ("val", "test"):
             for name, value in splits[split].items():
-                low, high = metric_range(name)
+                low, high = named(name).range
                 assert low <= value <= high <= LARGEST_LOSS
             cells = splits["groups"][split]
             assert all(0 <= cell["value"] <= 1 and cell["n"] >= 1 for cell in cells.values())

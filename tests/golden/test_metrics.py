@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic.scores import classification
+from fairflare.clinic.kinds.classes import CLASSES
 from golden import folder
 
 GOLDEN = json.loads((folder() / "metrics.json").read_text())
@@ -23,5 +23,5 @@ NAMES = {
 @pytest.mark.parametrize("key", NAMES)
 def test_metric(key):
     logits = torch.from_numpy(np.log(np.array(GOLDEN["prob"])))
-    values = classification(logits, torch.tensor(GOLDEN["y"]))
+    values = CLASSES.evaluate(CLASSES.metrics, logits, torch.tensor(GOLDEN["y"]), ())
     assert values[NAMES[key]] == pytest.approx(GOLDEN["values"][key], abs=1e-12)

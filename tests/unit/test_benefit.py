@@ -18,8 +18,11 @@ from fairflare.build.assembly import build_site
 from fairflare.build.benefit import asks_by_itself
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
-from fairflare.clinic import dice, measures
+from fairflare.clinic import dice
+from fairflare.clinic.kind import resampled
+from fairflare.clinic.kinds.classes import CLASSES
 from fairflare.core.errors import UserError
+from fairflare.core.metric import named
 from fairflare.core.types import Round
 from fairflare.federation.benefit.measured import Pair, measured, reports
 from fairflare.federation.benefit.server import Benefit
@@ -48,10 +51,10 @@ class TestUnderResamples:
     def test_with_every_case_once_a_metric_is_that_of_the_evaluation(self):
         for headline, classes in (("accuracy", 2), ("auc", 2), ("balanced_accuracy", 2), ("balanced_accuracy", 4)):
             outputs, targets = drawn(57, classes=classes)
-            hits, found = (outputs.argmax(1) == targets).double(), TASK.evaluate(outputs, targets)
-            values = measures.of_classes(outputs, targets, hits, np.ones((1, 57)))
-            for name in measures.names(headline, classes, True):
-                assert values[name][0] == pytest.approx(found[name], abs=1e-12), name
+            found, cases = TASK.evaluate(outputs, targets), CLASSES.cases(outputs, targets, "abcd"[:classes])
+            for metric in CLASSES.of_benefit(headline, cases.classes):
+                value = resampled(metric, cases, np.ones((1, 57)))[0]
+                assert value == pytest.approx(found[metric.name], abs=1e-12), metric.name
 
     def test_of_masks_it_is_the_mean_over_cases(self):
         task = tasks.load("brain-seg", "small")
@@ -62,8 +65,9 @@ class TestUnderResamples:
     def test_under_counts_it_is_scikit_learns_under_weights(self):
         outputs, targets = drawn(40, seed=3)
         counts = next(resamples(40, 5, 1))
-        hits = (outputs.argmax(1) == targets).double()
-        values, p, y = measures.of_classes(outputs, targets, hits, counts), outputs.double().softmax(1)[:, 1], targets
+        cases, p, y = CLASSES.cases(outputs, targets, ("no", "yes")), outputs.double().softmax(1)[:, 1], targets
+        names = ("accuracy", "balanced_accuracy", "auc", "brier_loss")
+        values = {name: resampled(named(name), cases, counts) for name in names}
         for b, weights in enumerate(counts):
             assert values["accuracy"][b] == pytest.approx(accuracy_score(y, p > 0.5, sample_weight=weights))
             right = balanced_accuracy_score(y, p > 0.5, sample_weight=weights)

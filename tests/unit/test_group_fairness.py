@@ -88,9 +88,9 @@ def test_without_a_minimum_no_group_leaves():
 
 
 def test_it_needs_classes_and_its_split():
-    offer = Offer("t", ("dice",), "dice", (), class_labels=False)
+    offer = Offer("t", ("dice",), "dice", (), has_classes=False)
     assert "one class per example" in FairnessCounts().missing(offer)
-    assert not FairnessCounts().missing(dataclasses.replace(offer, class_labels=True))
+    assert not FairnessCounts().missing(dataclasses.replace(offer, has_classes=True))
     assert not FairnessCounts().needs and FairnessCounts(count_split="val").needs[0].split == "val"
 
 

@@ -39,7 +39,7 @@ def relative_cost(entry: Method) -> float:
 
 def task_rows() -> list[dict[str, Any]]:
     """One row per task, each with its presets."""
-    return [_task_row(name, cls) for name, cls in sorted(tasks.TASKS.items())]
+    return [_task_row(name, cls) for name, cls in sorted(tasks.every().items())]
 
 
 def leaving_rows() -> list[dict[str, str]]:

@@ -254,7 +254,7 @@ class Federation:
         named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
         with _as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
             opened = open_run(self._finished, site, which=which, plain=plain)
-            if out is None and not opened.task.class_labels:
+            if out is None and opened.task.kind.has_masks:
                 raise UserError("predict: masks are files; expected out=FOLDER")
             with (
                 contextlib.nullcontext(Path(scratch))

@@ -22,7 +22,7 @@ def prepare_dataset(
         UserError: no such data set, a bad option, missing files, or a folder that cannot be written.
     """
     name, _, preset = dataset.partition(":")
-    known = [task for task, cls in tasks.TASKS.items() if issubclass(cls, ImagesOnDisk)]
+    known = [task for task, cls in tasks.every().items() if issubclass(cls, ImagesOnDisk)]
     if name not in known:
         raise UserError(f"prepare: expected one of {', '.join(known)}, got {name!r}")
     task = tasks.load(name, preset or None, **values)

@@ -117,12 +117,12 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
 
 def _description(task: ImagesOnDisk, root: Path, dest: Path) -> dict[str, Any]:
     """What is known before any image is read; UserError where the tasks on own data would not take it."""
-    kind = "classification" if task.class_labels else "segmentation"
+    kind = task.kind.name
     reader = task.reader()
     options: dict[str, Any] = {"size": reader.size, "channels": reader.channels}
     if task.mean:
         options |= {key: ",".join(map(str, getattr(task, key))) for key in ("mean", "std")}
-    if not task.class_labels:
+    if task.kind.has_masks:
         n = len(task.classes)
         expect("classes", n <= MOST_STRUCTURES, f"at most {MOST_STRUCTURES} structures", n)
         values = {name: [v for v in range(1, 2**n) if v >> k & 1] for k, name in enumerate(task.classes)}
@@ -212,7 +212,7 @@ class _Writer:
             image, target = self.read(item)
             name = f"{part.folder}/{split}_{i:05d}"
             _save(_pixels(image), root / f"{name}.png")
-            label: int | str = int(target) if self.task.class_labels else f"{name}_mask.png"
+            label: int | str = int(target) if self.task.kind.has_classes else f"{name}_mask.png"
             if isinstance(label, str):
                 _save(_combined(target), root / label)
             lists[KEYS[split]][i] = {"image": f"{name}.png", "label": label, **self._kept(part.folder, item)}

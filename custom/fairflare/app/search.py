@@ -25,7 +25,6 @@ from fairflare.app.search_space import Space, sampled
 from fairflare.app.search_trials import TRIAL, best_of, run_trial
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
-from fairflare.clinic.metrics import described
 from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.seeds import derive
@@ -183,9 +182,8 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int) -> Non
 
 def _choice(search: Search) -> Choice:
     parts = build_parts(search.config({}))
-    metric = parts.task.headline
-    higher = described({metric: None}, len(parts.task.classes))[metric]["higher_is_better"]
-    return Choice(search.objective, search.weight, metric, bool(higher))
+    metric = parts.task.metric(parts.task.headline)
+    return Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
 
 
 def _shown(one: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def about(name: str) -> dict[str, Any]:
     task, colon, preset = name.partition(":")
     if name in registry.methods():
         return _method(registry.get_method(name))
-    if task in tasks.TASKS:
+    if task in tasks.every():
         return _task(task, preset if colon else None)
     rows = owner_settings(name)
     title = OWNERS.get(name.partition(".")[0], "") if rows else "every setting of this name"
@@ -127,7 +127,7 @@ def subjects(rows: list[Row]) -> list[str]:
     """All that can be described: methods, tasks, owners, bare and full names of settings."""
     owners = sorted({row["owner"] for row in rows})
     keys = sorted({bare(row["full"]) for row in rows} | {row["full"] for row in rows})
-    return [*registry.methods(), *tasks.TASKS, *owners, *keys]
+    return [*registry.methods(), *tasks.every(), *owners, *keys]
 
 
 def all_settings() -> list[Row]:
@@ -138,7 +138,7 @@ def all_settings() -> list[Row]:
             rows += [{**row, "of": f"{kind} {id}"} for row in _rows(ONE_OF_KIND.get(kind, f"probe.{id}"), cls)]
     for name, step in ((name, step_class(name)) for name in STEPS):
         rows += [{**row, "of": f"step {name}"} for row in _rows("after", step)] if step else []
-    for name, task in tasks.TASKS.items():
+    for name, task in tasks.every().items():
         rows += [{**row, "of": f"task {name}"} for row in _rows("task", task)]
     return rows
 

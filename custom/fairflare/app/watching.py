@@ -98,14 +98,14 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
     Raises:
         UserError: no run is there.
     """
+    from fairflare.build import tasks
     from fairflare.build.assembly import CONFIG
-    from fairflare.build.tasks import TASKS
     from fairflare.federation.files import read_json
 
     if not is_file(folder / CONFIG) and not is_file(folder / AUDIT):
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no {CONFIG} and no {AUDIT}")
     task = str((read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}).get("task"))
-    watched = Watched(TASKS[task].headline if task in TASKS else "")
+    watched = Watched(tasks.known(task).headline if task in tasks.every() else "")
     first = _look(watched, folder)
     if once or not out.is_terminal:
         out.print(first)

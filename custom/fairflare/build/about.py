@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.build.clinical import view_of
 from fairflare.build.config import RunConfig
-from fairflare.clinic.metrics import described
+from fairflare.core.metric import described
 from fairflare.core.types import PERSONAL
 from fairflare.federation.clinical import NOTHING, View
 
@@ -58,12 +58,18 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),
         **({} if view is NOTHING else {"clinical": _clinical(task.classes, view)}),
-        "group_metric": "accuracy" if task.class_labels else task.headline,
-        "metrics": described(dict.fromkeys((*parts.metrics, task.headline, "accuracy")), len(task.classes)),
+        "group_metric": task.kind.score or task.headline,
+        "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
         "numbers": {
             number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
         },
     }
+
+
+def _shown(parts: Parts) -> tuple[str, ...]:
+    """The metrics that a report says in words; every format that was written before knows what accuracy is."""
+    task = parts.task
+    return tuple(dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy")))
 
 
 def _clinical(classes: Sequence[str], view: View) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import LABEL
 from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES
@@ -54,7 +55,12 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
     Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
     """
     by_label = config.after == "recalibrate" and LABEL in config.group_by.split("+")
-    return Shape(len(parts.task.classes), parts.task.class_labels, () if by_label else parts.grouping.names)
+    return shape(parts.task, () if by_label else parts.grouping.names)
+
+
+def shape(task: Task, groups: tuple[str, ...]) -> Shape:
+    """The same of a task whose sites tell ``groups`` apart."""
+    return Shape(len(task.classes), task.kind.has_classes, task.kind.has_masks, groups)
 
 
 def at_server(config: RunConfig, parts: Parts, view: View) -> After | None:

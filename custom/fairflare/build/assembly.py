@@ -25,7 +25,6 @@ from fairflare.build.secure_sums import server_part, site_part, summed
 from fairflare.clinic import external
 from fairflare.clinic.described import described
 from fairflare.clinic.external import constant_results
-from fairflare.clinic.metrics import is_higher_better
 from fairflare.clinic.networks import normalisation
 from fairflare.clinic.preflight import preflight
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
@@ -35,6 +34,7 @@ from fairflare.core import registry
 from fairflare.core.errors import DataError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
+from fairflare.core.metric import Metric
 from fairflare.core.types import SiteData, Training
 from fairflare.core.versions import versions
 from fairflare.federation.asked import Asked, asked_file
@@ -95,7 +95,7 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after.at_server(config, parts, view),
-        choice=choice_of(config, parts.task.headline),
+        choice=choice_of(config, parts.task.metric(parts.task.headline)),
         benefit=benefit.at_server(config, parts),
     )
 
@@ -129,10 +129,11 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
     )
 
 
-def choice_of(config: RunConfig, headline: str) -> Choice:
+def choice_of(config: RunConfig, headline: Metric) -> Choice:
     """How the run chooses its best model."""
     shown = config.headline == "best"
-    return Choice(config.best_by, config.best_weight, headline, is_higher_better(headline), config.min_sites, shown)
+    better = headline.higher_is_better
+    return Choice(config.best_by, config.best_weight, headline.name, better, config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:

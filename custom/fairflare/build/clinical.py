@@ -25,7 +25,7 @@ BINARY = 2
 def view_of(config: RunConfig, parts: Parts) -> View:
     """What server and sites know alike; ``NOTHING`` where cases have no single class."""
     task = parts.task
-    if not task.class_labels or len(task.classes) < BINARY:
+    if not task.kind.has_classes or len(task.classes) < BINARY:
         return NOTHING
     names, of_group = _cells(parts.grouping)
     threshold = task.threshold if config.threshold is None else config.threshold

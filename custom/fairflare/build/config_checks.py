@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.build import tasks
-from fairflare.build.after import NO_STEP, step_class
+from fairflare.build.after import NO_STEP, shape, step_class
 from fairflare.build.composition import refuse_bounds, refuse_misfits, refuse_sums
 from fairflare.build.formats import exactly_the_keys
 from fairflare.build.method_parts import method_parts, part
@@ -22,7 +22,6 @@ from fairflare.core.schema import HIDDEN_METRICS
 from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
-from fairflare.federation.after.base import Shape
 from fairflare.federation.best import NO_CHOICE
 from fairflare.federation.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
@@ -155,12 +154,12 @@ def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
         return _exactly("after_settings", {}, config.after_settings)
     settings = _exactly("after_settings", dict.fromkeys(registry.parameters(cls), cls), config.after_settings)
     step = part(cls, settings)
-    shape = Shape(len(task.classes), task.class_labels, task.grouping(config.group_by).names)
-    if step.by == "group" and not shape.groups:
+    known = shape(task, task.grouping(config.group_by).names)
+    if step.by == "group" and not known.groups:
         raise UserError("after.by: expected site, or group_by=ATTRIBUTE, for the run has no groups")
     if step.by == "group" and LABEL in config.group_by.split("+"):
         raise UserError("after.by: expected groups that are known of a new patient (group_by=ATTRIBUTE), got the label")
-    if reason := step.missing(shape):
+    if reason := step.missing(known):
         raise UserError(f"after: {reason}")
     return settings
 
@@ -256,7 +255,7 @@ def _check_neighbours(found: str, n_sites: int) -> None:
 
 
 def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
-    if training["logit_tau"] and not offer.class_labels:
+    if training["logit_tau"] and not offer.has_classes:
         raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
     for piece in parts:
         missing = piece.missing(offer)

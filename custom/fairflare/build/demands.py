@@ -17,8 +17,8 @@ from fairflare.rules.base import Rule
 from fairflare.trainers.base import Trainer
 
 LACKING = (
-    Offer("", ("accuracy", "dice", "loss"), "accuracy", ("a", "b"), class_labels=False),
-    Offer("", ("accuracy", "dice", "loss"), "accuracy", (), class_labels=True),
+    Offer("", ("accuracy", "dice", "loss"), "accuracy", ("a", "b"), has_classes=False),
+    Offer("", ("accuracy", "dice", "loss"), "accuracy", (), has_classes=True),
 )
 """A task without classes, and one without groups: what methods say that they miss is what they need."""
 

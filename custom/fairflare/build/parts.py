@@ -21,9 +21,10 @@ from fairflare.core import registry, user_code
 from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
+from fairflare.core.metric import LOSSES
 from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.slots import Slot, slots_of
-from fairflare.core.types import Need, Number, Outline, StateDict, Training, metric_range
+from fairflare.core.types import Need, Number, Outline, StateDict, Training
 from fairflare.probes.base import Probe
 from fairflare.rules.base import Rule
 from fairflare.rules.bounded import bounded
@@ -84,8 +85,7 @@ class Parts:
     @property
     def metrics(self) -> dict[str, tuple[float, float]]:
         """The metrics that sites may report, with their ranges."""
-        names = (*self.task.metrics, "loss", "train_loss")
-        return {name: metric_range(name) for name in names} | dict(self.task.metric_ranges)
+        return {name: self.task.metric(name).range for name in (*self.task.metrics, *LOSSES)}
 
     @property
     def personal(self) -> frozenset[str]:

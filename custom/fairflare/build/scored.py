@@ -13,8 +13,9 @@ from torch import nn
 from fairflare.build.parts import Parts
 from fairflare.clinic.base import Task, TestSet
 from fairflare.core.execution import default_device
+from fairflare.core.metric import finite
 from fairflare.core.types import Batch, StateDict
-from fairflare.federation.evaluation import finite, predict
+from fairflare.federation.evaluation import predict
 from fairflare.federation.scoring import Score
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks: a file in ``clinic/tasks`` or ``datasets`` that defines a concrete ``Task`` is found by being there."""
+"""The tasks: a concrete ``Task`` is found by being in a file of ``clinic/tasks`` or ``datasets``, or in a plugin."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from fairflare.clinic.base import Task
+from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import checked
 from fairflare.core.suggest import unlisted
+from fairflare.core.validation import shown
 
 ROOMS = ("fairflare.clinic.tasks", "fairflare.datasets")
 ALIASES = {"sites": "n_sites"}
@@ -22,12 +24,12 @@ ALIASES = {"sites": "n_sites"}
 
 
 def _discover() -> dict[str, type[Task]]:
-    found = {}
-    for module in _modules():
-        for _, cls in inspect.getmembers(module, inspect.isclass):
-            if cls.__module__ == module.__name__ and issubclass(cls, Task) and not inspect.isabstract(cls):
-                found[cls.name] = cls
-    return dict(sorted(found.items()))
+    return dict(sorted((cls.name, cls) for module in _modules() for cls in _in(module)))
+
+
+def _in(module: ModuleType) -> Iterator[type[Task]]:
+    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    return (cls for cls in own if issubclass(cls, Task) and not inspect.isabstract(cls))
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -42,14 +44,32 @@ def _modules() -> Iterator[ModuleType]:
 
 
 TASKS: dict[str, type[Task]] = _discover()
-"""Task name -> its class, sorted."""
+"""Name -> class of the package's own tasks, sorted."""
+
+
+def every() -> dict[str, type[Task]]:
+    """Task name -> its class, those of plugins among them, sorted; plugins are loaded first.
+
+    Raises:
+        UserError: a plugin's task has a name that is no text, or another task's.
+    """
+    registry.methods()
+    found = dict(TASKS)
+    for module in plugins.modules():
+        for cls in _in(module):
+            name = getattr(cls, "name", None)
+            if not isinstance(name, str) or not registry.ID.fullmatch(name) or found.get(name, cls) is not cls:
+                expected = "expected a name of its own, of letters, digits, - and _"
+                raise UserError(f"{module.__name__}: task {shown(name)}: {expected}")
+            found[name] = cls
+    return dict(sorted(found.items()))
 
 
 def load(name: str, preset: str | None = None, **overrides: object) -> Task:
     """The task ``name`` with the options of ``preset`` and, on top, ``overrides``.
 
     Args:
-        name: a key of ``TASKS``.
+        name: a key of ``every()``.
         preset: a key of the task's ``presets``; None is the first one.
         overrides: option -> a JSON value or command-line text; ``sites`` means ``n_sites``.
 
@@ -67,7 +87,7 @@ def load(name: str, preset: str | None = None, **overrides: object) -> Task:
 
 def known(name: str) -> type[Task]:
     """The class of the task ``name``; raises UserError that lists the known ones."""
-    return _known("task", name, TASKS)
+    return _known("task", name, every())
 
 
 def _known(kind: str, name: str, table):

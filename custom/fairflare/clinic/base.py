@@ -11,18 +11,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import measures
 from fairflare.clinic.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.clinic.inputs import ImageInputs, TableInputs
-from fairflare.clinic.measures import Ends
+from fairflare.clinic.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
+from fairflare.clinic.kinds.classes import CLASSES
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
 from fairflare.core.errors import UserError
-from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.metric import Metric
+from fairflare.core.objectives import Objective
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Offer, Training, refuse_training
-from fairflare.functional.intervals import of_mean
-from fairflare.functional.resampling import Array, weighted_mean
+from fairflare.functional.resampling import Array
 
 PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
 """What a data seed may draw: who has which example, which of a site's examples are for testing, the images."""
@@ -111,27 +111,37 @@ class Task(ABC):
     title: ClassVar[str]
     real: ClassVar[str]
     simulated: ClassVar[str]
-    classes: ClassVar[tuple[str, ...]]
-    headline: ClassVar[str] = "balanced_accuracy"
-    """The metric that fairness is reported in."""
+    classes: ClassVar[tuple[str, ...]] = ()
+    """Names of the classes, of the structures of masks, or of what else its kind calls so."""
+    kind: ClassVar[TaskKind] = CLASSES
+    """What the network gives, what that is trained to, scored by and means."""
+    headline: ClassVar[str] = CLASSES.headline
+    """The metric that fairness is reported in; the kind's where a task names a kind and no metric."""
     primary: ClassVar[str] = ""
     """The primary endpoint, in words: what a comparison of methods on this task is about, said before any run."""
     quick: ClassVar[bool] = False
     """Whether a site trains in seconds, so that a run may train each alone, too, without being asked."""
     small_sites: ClassVar[bool] = False
     """Whether sites may be too small for some methods, so that preflight asks each for what the method needs."""
-    metrics: ClassVar[tuple[str, ...]]
-    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Metric -> range, of those that are no share of 1 (a loss: 0 to 1e6); what lies outside never leaves a site."""
+    regresses: ClassVar[bool] = True
+    """Whether the answer to beat of a table is a regression, as it is not where the model itself is one."""
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Sensitive attribute -> its known values, as the data spell them; any other value means unknown."""
-    class_labels: ClassVar[bool] = True
-    """Whether every example has one class; False for segmentation."""
     class_of_interest: ClassVar[str] = ""
     """The class whose risk is looked at for calibration and decisions; of two the second unless said otherwise."""
     threshold: ClassVar[float] = 0.5
     """The risk of that class from which on a patient is flagged, unless a run says otherwise."""
     presets: ClassVar[Mapping[str, Preset]]
+
+    def __init_subclass__(cls, **given: object) -> None:
+        super().__init_subclass__(**given)
+        if "kind" in vars(cls) and "headline" not in vars(cls):
+            cls.headline = cls.kind.headline
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what evaluation tells beside the loss."""
+        return self.kind.names(self.classes)
 
     @abstractmethod
     def sites(self) -> dict[str, str]:
@@ -208,30 +218,34 @@ class Task(ABC):
         return {}
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """What a site with ``class_counts`` minimises: cross-entropy, with its logits adjusted when tau > 0."""
-        return local_objective(class_counts, logit_tau)
+        """What a site with ``class_counts`` minimises, with its logits adjusted when tau > 0; the kind's."""
+        return self.kind.objective(class_counts, logit_tau)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What evaluation keeps of one batch of outputs (N, ...) and targets; both as they are by default."""
-        return outputs, targets
+        """What evaluation keeps of one batch of outputs (N, ...) and targets."""
+        return self.kind.condense(outputs, targets)
 
-    @abstractmethod
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """All of ``metrics`` and "loss" from condensed outputs and targets, where defined."""
+        return self.kind.evaluate(self.metrics, outputs, targets, self.classes)
 
     def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """float64 (N,) in [0, 1]: how right each condensed example is; by default whether its class is the top one."""
-        return (outputs.argmax(1) == targets).double() if len(targets) else torch.empty(0, dtype=torch.float64)
+        """float64 (N,): the score of each condensed example; empty where the kind has none."""
+        return self.kind.scores(outputs, targets, self.classes)
+
+    def metric(self, name: str) -> Metric:
+        """The metric that the task calls so."""
+        return self.kind.metric(name)
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The metrics that have intervals over a site's patients, the headline first."""
-        return measures.names(self.headline, len(self.classes), self.class_labels)
+        """The metrics in which a site is told what joining gives it, the headline first."""
+        return tuple(one.name for one in self.kind.of_benefit(self.headline, self.classes))
 
     @property
     def group_measures(self) -> tuple[str, ...]:
-        """Those that groups of patients have too: means over cases."""
-        return measures.means(self.headline, len(self.classes), self.class_labels)
+        """Those that groups of patients have too."""
+        return tuple(one.name for one in self.kind.of_groups(self.classes))
 
     def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
         """``measures`` and ``group_measures`` of condensed outputs (finite) for many resamples of the cases at once.
@@ -244,10 +258,21 @@ class Task(ABC):
         Returns:
             metric -> (B,), nan where a resample leaves it undefined.
         """
-        hits = self.hits(outputs, targets)
-        if self.class_labels:
-            return measures.of_classes(outputs, targets, hits, counts)
-        return {self.headline: weighted_mean(hits.numpy(), counts)}
+        cases = self._scored(outputs, targets)
+        names = dict.fromkeys((*self.measures, *self.group_measures))
+        return {name: resampled(self.metric(name), cases, counts) for name in names}
+
+    def enough(self, name: str, targets: Tensor, least: int) -> bool:
+        """Whether a metric of these cases may leave: one that compares classes needs ``least`` of each that is there.
+
+        Args:
+            name: of the metric.
+            targets: (N, ...) condensed ones.
+            least: the fewest cases whose number may leave.
+        """
+        if not self.metric(name).of_classes or not len(targets):
+            return True
+        return int(torch.unique(targets, return_counts=True)[1].min()) >= least
 
     def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
         """Metric -> its value and its interval over the cases, of the metrics that have one here.
@@ -255,24 +280,30 @@ class Task(ABC):
         Args:
             outputs: N condensed ones, finite, N at least 1.
             targets: (N, ...).
-            least: the fewest cases of every class for an interval of what depends on classes.
+            least: the fewest cases of every class for an interval of what compares classes.
             level: in (0, 1), e.g. 0.95.
         """
-        hits = self.hits(outputs, targets)
-        if self.class_labels:
-            return measures.ends_of_classes(outputs, targets, hits, least, level)
-        values = hits.numpy()
-        return {self.headline: (float(values.mean()), *of_mean(values, level))}
+        cases, found = self._scored(outputs, targets), {}
+        for metric in map(self.metric, self.metrics):
+            if not self.enough(metric.name, targets, least):
+                continue
+            ends, value = interval_of(metric, cases, level), value_of(metric, cases)
+            if ends is not None and value is not None:
+                found[metric.name] = (value, *ends)
+        return found
+
+    def _scored(self, outputs: Tensor, targets: Tensor) -> Cases:
+        return self.kind.cases(outputs, targets, self.classes)
 
     @property
     def default_grouping(self) -> str:
         """What examples are grouped by unless the user says otherwise."""
-        return LABEL if self.class_labels else NONE
+        return LABEL if self.kind.has_classes else NONE
 
     def grouping(self, by: str) -> Grouping:
         """The partition into groups that ``by`` names, e.g. "label+sex"; raises UserError on an unknown attribute."""
-        return make_grouping(by, self.name, self.classes if self.class_labels else (), self.attributes)
+        return make_grouping(by, self.name, self.classes if self.kind.has_classes else (), self.attributes)
 
     def offer(self, grouping: Grouping) -> Offer:
         """What methods may ask this task for."""
-        return Offer(self.name, self.metrics, self.headline, grouping.names, self.class_labels)
+        return Offer(self.name, self.metrics, self.headline, grouping.names, self.kind.has_classes)

@@ -72,14 +72,9 @@ def of_split(task: Task, site: str, own: SiteConfig | None, split: str) -> Tenso
     """The data of one split ("val" or "test") as a training run would have them, as the split "test"."""
     found = task.local_data(site, own)
     rest = _none_of(found.splits[split])
-    made = Labelled.of({"train": rest, "val": rest, "test": found.splits[split]}, found_classes(task))
+    made = Labelled.of({"train": rest, "val": rest, "test": found.splits[split]}, task.kind.n_classes(task.classes))
     made.mean, made.std = found.mean, found.std
     return made
-
-
-def found_classes(task: Task) -> int:
-    """C, 0 where targets are masks."""
-    return len(task.classes) if task.class_labels else 0
 
 
 def _none_of(split: Split | FileSplit) -> Split:
@@ -129,7 +124,7 @@ def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
     """The images of a list that have a label."""
     root = Path(own.data_root)
-    lists = read_datalist(root / own.datalist, root, masks=not task.class_labels, classes=task.classes, links=own.links)
+    lists = read_datalist(root / own.datalist, root, masks=task.kind.has_masks, classes=task.classes, links=own.links)
     items = [item for split in lists.values() for item in split]
     if not items:
         raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
@@ -150,7 +145,7 @@ def _joined(task: Task, data: TensorData) -> TensorData:
     attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
     nothing = Split(inputs[:0], targets[:0], {name: () for name in attributes})
     splits = {"train": nothing, "val": nothing, "test": Split(inputs, targets, attributes)}
-    return Labelled.of(splits, found_classes(task), data.mean, data.std)
+    return Labelled.of(splits, task.kind.n_classes(task.classes), data.mean, data.std)
 
 
 def look(
@@ -186,7 +181,7 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
     if n < max(min_count or 0, 1):
         text = f"{n} labelled cases: expected at least {max(min_count or 0, 1)}, the fewest whose numbers may leave"
         found.append(Finding("error", "few_examples" if n else "empty_split", "test", n, text))
-    elif task.class_labels and len(torch.unique(split.labels)) == 1:
+    elif task.kind.has_classes and len(torch.unique(split.labels)) == 1:
         text = f"all {n} labelled cases are of one class: how well classes are told apart is not defined"
         found.append(Finding("warning", "one_class", "test", n, text))
     broken = any(one.level == "error" for one in found)
@@ -201,7 +196,7 @@ def constant_results(task: Task, data: SiteData, min_count: int | None) -> dict[
         data: the site's.
         min_count: the fewest cases of a class whose number may leave; None: none, and nothing is returned.
     """
-    if not task.class_labels:
+    if not task.kind.has_classes:
         return {}
     targets = torch.cat([batch.targets.cpu() for batch in data.fixed("test", 256)])
     counts = torch.bincount(targets, minlength=len(task.classes))

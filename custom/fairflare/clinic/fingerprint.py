@@ -140,7 +140,7 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     except (DataError, UserError, ValueError):
         return None
     train = splits["train"]
-    classes = len(task.classes) if task.class_labels else 1
+    classes = task.kind.n_classes(task.classes) or 1
     if not isinstance(task, OwnImages) or task.build_data:
         return Fingerprint(len(train), classes=classes)
     looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)

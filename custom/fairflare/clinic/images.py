@@ -47,10 +47,10 @@ def image_data(
     splits = {}
     for name in ("train", "val", "test"):
         chosen = items.get(name, ())
-        labels = torch.tensor([item.label for item in chosen] if task.class_labels else [], dtype=torch.int64)
+        labels = torch.tensor([item.label for item in chosen] if task.kind.has_classes else [], dtype=torch.int64)
         attributes = attribute_columns(chosen, list(task.attributes))
         splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers, room)
-    n_classes = len(task.classes) if task.class_labels else 0
+    n_classes = task.kind.n_classes(task.classes)
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
 
 

@@ -49,7 +49,7 @@ def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
         text = f"{function}: expected (training, validation, test), each with a length; {type(error).__name__}: {error}"
         raise DataError("build_data", text) from error
     splits = {split: _split(task, function, split, data, lengths[split]) for split, data in sets.items()}
-    return TensorData.of(splits, n_classes=len(task.classes) if task.class_labels else 0)
+    return TensorData.of(splits, n_classes=task.kind.n_classes(task.classes))
 
 
 def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSplit:
@@ -58,9 +58,9 @@ def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSpli
 
     labels: list[int] = []
     columns: dict[str, list[str]] = {name: [] for name in task.attributes}
-    for row in range(n) if task.class_labels or columns else ():
+    for row in range(n) if task.kind.has_classes or columns else ():
         _, target, attributes = _example(task, f"{function}: {split}[{row}]", data[row])
-        if task.class_labels:
+        if task.kind.has_classes:
             labels.append(int(target))
         for name, values in columns.items():
             values.append(str(attributes.get(name, "")))
@@ -82,7 +82,7 @@ def _example(task: Task, where: str, found: Any) -> tuple[Tensor, Tensor, Mappin
         raise DataError("build_data", text) from error
     if not torch.isfinite(inputs).all():
         raise DataError("nonfinite", f"{where}: expected finite numbers in the input")
-    if not task.class_labels:
+    if task.kind.has_masks:
         if target.dim() != 3 or len(target) != len(task.classes):
             expected = f"a mask ({len(task.classes)}, H, W)"
             raise DataError("shape", f"{where}: label: expected {expected}, got shape {tuple(target.shape)}")

@@ -67,7 +67,7 @@ def preflight(
         if not _broken(found):
             data = task.local_data(site, own).grouped(grouping)
             found += _of_files(data, tell)
-            classes = task.classes if task.class_labels else ()
+            classes = task.classes if task.kind.has_classes else ()
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_groups(data, grouping, min_count)
@@ -98,7 +98,7 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
         yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
     items: dict[str, list[Item]] = {}
     for key, split in SPLITS.items():
-        masks, classes = not task.class_labels, task.classes
+        masks, classes = task.kind.has_masks, task.classes
         good, errors = checked_items(path.name, key, lists[key], root, masks=masks, classes=classes, links=own.links)
         items[split] = good
         yield from _summed(split, errors)

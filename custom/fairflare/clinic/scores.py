@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification metrics from logits; a metric that a data set leaves undefined is left out, never guessed.
+"""Classification metrics from a confusion matrix, or from how often one class is ranked above another.
 
 FedISM+ prints balanced accuracy as "ACC" and the one-versus-one macro AUC as "AUC".
 """
@@ -9,55 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-
-def classification(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """Accuracy, balanced accuracy, macro F1, one-versus-one and one-versus-rest AUC and mean cross-entropy.
-
-    Args:
-        logits: (N, C) finite.
-        targets: int64 (N,) in 0..C-1.
-
-    Returns:
-        accuracy: share of examples whose largest logit is the target's, in [0, 1].
-        balanced_accuracy: mean recall over the classes that are present, in [0, 1].
-        macro_f1: mean F1 over the classes that are present or predicted, in [0, 1].
-        auc_ovo: mean over pairs of present classes of the pair's two AUCs (Hand and Till, Machine Learning 45, 2001);
-            left out when fewer than two are present.
-        auc_ovr: mean over the present classes of the AUC of a class against all others; left out when fewer than two
-            are present.
-        loss: mean cross-entropy in float64, >= 0.
-
-        Without examples: nothing. With a logit that is not finite: loss = nan only.
-    """
-    if not len(targets):
-        return {}
-    if not torch.isfinite(logits).all():
-        return {"loss": float("nan")}
-    z, y = logits.detach().double().cpu(), targets.cpu()
-    confusion = _confusion(z.argmax(1).numpy(), y.numpy(), z.shape[1])
-    wins, sizes = _wins(z.softmax(1).numpy(), y.numpy()), confusion.sum(1)
-    values = {
-        "accuracy": float(confusion.trace() / confusion.sum()),
-        "balanced_accuracy": _mean_recall(confusion),
-        "macro_f1": _macro_f1(confusion),
-        "auc_ovo": _auc_ovo(wins, sizes),
-        "auc_ovr": _auc_ovr(wins, sizes),
-        "loss": float(F.cross_entropy(z, y)),
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def binary(logits: Tensor, targets: Tensor) -> dict[str, float]:
-    """``classification`` for two classes, with the area under the ROC curve as ``auc`` in place of the two averages."""
-    values = classification(logits, targets)
-    values.pop("auc_ovr", None)
-    if "auc_ovo" in values:
-        values["auc"] = values.pop("auc_ovo")
-    return values
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -78,23 +29,33 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
 
 
-def _confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarray:
+def confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarray:
     """(C, C): row = true class, column = predicted class."""
     return np.bincount(y * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
 
 
-def _mean_recall(confusion: np.ndarray) -> float:
+def mean_recall(confusion: np.ndarray) -> float:
+    """Mean recall over the classes that are present, in [0, 1]."""
     support = confusion.sum(1)
     return float((confusion.diagonal()[support > 0] / support[support > 0]).mean())
 
 
-def _macro_f1(confusion: np.ndarray) -> float:
+def macro_f1(confusion: np.ndarray) -> float:
+    """Mean F1 over the classes that are present or predicted, in [0, 1]."""
     size = confusion.sum(0) + confusion.sum(1)
     return float((2 * confusion.diagonal()[size > 0] / size[size > 0]).mean())
 
 
-def _auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
-    """The mean over pairs of present classes of the pair's two AUCs."""
+def auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
+    """The mean over pairs of present classes of the pair's two AUCs (Hand and Till, Machine Learning 45, 2001).
+
+    Args:
+        wins: (C, C) of ``wins``.
+        sizes: (C,) examples of each class.
+
+    Returns:
+        None when fewer than two classes are present.
+    """
     present = np.flatnonzero(sizes)
     rows, columns = (present[places] for places in _ordered_pairs(len(present)))
     return float(np.mean(wins[rows, columns] / (sizes[rows] * sizes[columns]))) if len(rows) else None
@@ -107,14 +68,14 @@ def _ordered_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
 
 
-def _auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:
-    """The mean over the present classes of the AUC of a class against all others."""
+def auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:
+    """The mean over the present classes of the AUC of a class against all others; arguments as in ``auc_ovo``."""
     present = np.flatnonzero(sizes)
     own = sizes[present]
     return float(np.mean(wins[present].sum(1) / (own * (own.sum() - own)))) if len(present) > 1 else None
 
 
-def _wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
+def wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How often an example of one class is ranked above one of another: what all AUCs are made of, from one sort each.
 
     Args:
@@ -126,11 +87,11 @@ def _wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
         probability of c, ties counted half; exact, as every number is a half of a whole one. The diagonal is 0.
     """
     n_classes = probabilities.shape[1]
-    wins = np.zeros((n_classes, n_classes))
+    found = np.zeros((n_classes, n_classes))
     for c in np.unique(y).tolist():
         scores = probabilities[:, c]
         own = np.sort(scores[y == c])
         above = len(own) - (np.searchsorted(own, scores, "left") + np.searchsorted(own, scores, "right")) / 2
-        wins[c] = np.bincount(y, weights=above, minlength=n_classes)
-        wins[c, c] = 0.0
-    return wins
+        found[c] = np.bincount(y, weights=above, minlength=n_classes)
+        found[c, c] = 0.0
+    return found

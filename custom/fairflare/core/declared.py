@@ -63,14 +63,6 @@ MOST_EXAMPLES = 10**8
 MOST_STEPS = 10**9
 """The most local optimizer steps of one round that a site may report."""
 
-LARGEST_LOSS = 1e6
-"""The largest loss that a site may report."""
-
-
-def metric_range(name: str) -> tuple[float, float]:
-    """The range of a metric that its task declares none for: a loss is 0 to 1e6, anything else a share of 1."""
-    return (0.0, LARGEST_LOSS) if name == "loss" or name.endswith("_loss") else (0.0, 1.0)
-
 
 @dataclass(frozen=True)
 class Outline:
@@ -102,14 +94,14 @@ class Offer:
         metrics: names of its metrics.
         headline: the metric that fairness is reported in.
         groups: names of the groups of the run's grouping.
-        class_labels: whether every example has one class label, as logit adjustment needs.
+        has_classes: whether every example has one class, as logit adjustment needs.
     """
 
     task: str
     metrics: tuple[str, ...]
     headline: str
     groups: tuple[str, ...]
-    class_labels: bool
+    has_classes: bool
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports every file that may register a part or a method: the package's own, plugin files and installed plugins.
+"""Imports every file that may declare a part, a method, a metric or a task: the package's own and plugins.
 
 A file in one of ``ROOMS`` is found by being there. Files from outside the package are found through
 ``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), installed packages through their entry points
@@ -18,6 +18,7 @@ from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fairflare.core.errors import UserError
@@ -29,6 +30,8 @@ Tables = Sequence[dict[str, Any]]
 
 _done: set[tuple[str, str]] = set()
 """Plugins that have been imported without an error."""
+_in_rooms: list[str] = []
+"""The rooms' modules, once they have been imported."""
 
 
 def load(tables: Tables, complete: Callable[[], None]) -> list[str]:
@@ -92,7 +95,7 @@ def _import_rooms() -> None:
     for room in ROOMS:
         package = importlib.import_module(f"fairflare.{room}")
         for info in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{info.name}")
+            _in_rooms.append(importlib.import_module(f"{package.__name__}.{info.name}").__name__)
 
 
 @cache
@@ -100,8 +103,12 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
 
 
+def _name(path: Path) -> str:
+    return f"fairflare_plugin_{path.stem}"
+
+
 def _spec(path: Path) -> ModuleSpec:
-    spec = importlib.util.spec_from_file_location(f"fairflare_plugin_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(_name(path), path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"{VARIABLE}: no such Python file: {path}")
     return spec
@@ -116,3 +123,9 @@ def _import_file(spec: ModuleSpec) -> None:
     except BaseException:
         del sys.modules[spec.name]
         raise
+
+
+def modules() -> list[ModuleType]:
+    """The plugins that are loaded, and the rooms' modules, among which a job carries its plugins."""
+    names = [_name(Path(place)) if what == "file" else place.partition(":")[0] for what, place in sorted(_done)]
+    return [sys.modules[name] for name in (*_in_rooms, *names) if name in sys.modules]

@@ -17,7 +17,6 @@ from fairflare.core.declared import (
     GROUP_COUNT,
     GROUP_LOSS,
     HELD,
-    LARGEST_LOSS,
     MOST_EXAMPLES,
     MOST_STEPS,
     Cost,
@@ -29,9 +28,9 @@ from fairflare.core.declared import (
     SplitName,
     StateDict,
     TensorSpec,
-    metric_range,
 )
 from fairflare.core.execution import Execution, moved
+from fairflare.core.metric import LARGEST_LOSS
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.training import Training, refuse_training
 
@@ -62,7 +61,6 @@ __all__ = [
     "TensorSpec",
     "Training",
     "Weights",
-    "metric_range",
     "refuse_training",
 ]
 

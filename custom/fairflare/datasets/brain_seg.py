@@ -32,7 +32,6 @@ class BrainSeg(DeviceShift):
     simulated = "the MR look, the patients (warps of that brain), the sites and their scanners"
     classes = mr.CHANNELS
     primary = "Dice score of the worst site"
-    metrics = ("dice", *(f"dice_{channel}" for channel in mr.CHANNELS))
     presets = {
         "small": Preset(
             "6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop",

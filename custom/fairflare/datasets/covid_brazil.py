@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from fairflare.clinic.base import Preset
+from fairflare.clinic.kinds.classes import TWO_CLASSES
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.on_disk import OnDisk
@@ -59,7 +60,7 @@ class CovidBrazil(TableTask, OnDisk):
     classes = ("survived", "died")
     primary = "AUC of the worst region or site"
     headline = "auc"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+    kind = TWO_CLASSES
     attributes = {name: values for name, (values, _) in covid.ATTRIBUTES.items()}
     presets = {
         "regions": Preset("five natural sites, the regions of Brazil; needs covid_brazil.csv", {}, TRAINING),

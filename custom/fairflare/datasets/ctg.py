@@ -78,7 +78,6 @@ class Ctg(TableTask, OnDisk):
     title = "Cardiotocography: state of the fetus"
     real = "2,126 cardiotocogram segments, 25 measurements and the experts' labels (UCI 193), a file that you bring"
     simulated = "the hospitals: a site is a share of a label-skewed split"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset("normal, suspect or pathologic, two sites; seconds on a laptop; needs CTG.xls", {}, SGD),
         "paper": Preset(

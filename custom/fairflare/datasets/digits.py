@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.inputs import ImageInputs
@@ -61,7 +61,6 @@ class Digits(OverDomains, Task):
     classes = numerals.CLASSES
     primary = "accuracy of the worst look"
     headline = "accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "8 sites, 2 per look, a small CNN; about a minute on a laptop",
@@ -160,10 +159,6 @@ class Digits(OverDomains, Task):
         """One per domain, named after it."""
         kept = rendered(self, "tests", self._tests)
         return tuple(TestSet(d, False, kept[d], kept[f"{d} targets"], MEAN, STD) for d in DOMAINS)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
     def _tests(self) -> dict[str, Tensor]:
         """Images of each domain's shared test set by its name, and their "... targets"."""

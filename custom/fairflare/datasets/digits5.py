@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import PARTITION, SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.readers.datalist import Item
@@ -81,7 +81,6 @@ class Digits5(OverDomains, ImagesOnDisk):
     simulated = "SYN (rendered digits), and the sites"
     classes = tuple("0123456789")
     headline = "accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "8 sites, 2 per domain, a small CNN, at most 500 images of a test set; minutes on a laptop",
@@ -192,10 +191,6 @@ class Digits5(OverDomains, ImagesOnDisk):
             "SVHN": digit_files.svhn,
         }
         return readers[domain](*files)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
 
 @lru_cache(maxsize=8)

@@ -60,7 +60,6 @@ class Fundus(MasksOnDisk):
     real = "photographs of patients' retinas and experts' outlines, files that you bring"
     simulated = "nothing; sites are public collections, each with its camera, rather than hospitals"
     classes = ("disc", "cup")
-    metrics = ("dice", "dice_disc", "dice_cup")
     presets = {
         "small": Preset(
             "64 pixels and a small U-Net; minutes on a laptop; needs the files",

@@ -29,7 +29,6 @@ class FundusPhantom(DeviceShift):
     real = "nothing"
     simulated = "everything: the eyes with their discs, cups and vessels, the sites and their cameras"
     classes = fundus.CHANNELS
-    metrics = ("dice", *(f"dice_{channel}" for channel in fundus.CHANNELS))
     presets = {
         "small": Preset(
             "6 sites with a camera each, 64 pixels, a small U-Net; a minute on a laptop",

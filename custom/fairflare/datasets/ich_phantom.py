@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.clinic.inputs import ImageInputs
@@ -80,7 +80,6 @@ class IchPhantom(Task):
     classes = phantom.CLASSES
     primary = "balanced accuracy on corrupted images"
     headline = "balanced_accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "8 sites, 2 of them with noise, little label skew, 48 pixels, a small CNN; a minute on a laptop",
@@ -204,10 +203,6 @@ class IchPhantom(Task):
     def table_sets(self) -> dict[str, str]:
         """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
         return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
     def _tests(self) -> dict[str, Tensor]:
         """Images of each shared test set by name, in order, and their "targets"."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import PARTITION, SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.readers.datalist import Item
@@ -81,7 +81,6 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         "projector",
     )
     headline = "accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "8 sites, 2 per domain, 64 pixels, a small CNN; minutes on a laptop",
@@ -177,10 +176,6 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
             "train": [item for i, item in enumerate(items) if i % CYCLE < TRAIN],
             "test": [item for i, item in enumerate(items) if i % CYCLE >= TRAIN],
         }
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
 
 def dealt(

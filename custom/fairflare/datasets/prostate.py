@@ -82,7 +82,6 @@ class Prostate(MasksOnDisk):
     real = "T2-weighted MR images of patients and experts' outlines, files that you bring"
     simulated = "nothing; some sites of layout=fed-ce are public collections rather than hospitals"
     classes = ("prostate",)
-    metrics = ("dice", "dice_prostate")
     presets = {
         "small": Preset(
             "64 pixels and a small U-Net; minutes on a laptop; needs the files",

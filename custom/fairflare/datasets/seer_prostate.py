@@ -96,7 +96,6 @@ class SeerProstate(TableTask, OnDisk):
     real = "patients of the SEER registries and their cancers, files that you bring (by agreement with SEER)"
     simulated = "the hospitals: a site is a year or a share of a label-skewed split"
     classes = (*(f"cancer {k}" for k in range(1, TOP + 1)), "other")
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     attributes = {"race": ("white", "black", "other"), "sex": ("female", "male")}
     presets = {
         "small": Preset("two sites, at most 2,000 patients each in training; needs SEER files", {"limit": 2000}, SGD),

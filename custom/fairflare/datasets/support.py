@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from fairflare.clinic.base import Preset
+from fairflare.clinic.kinds.classes import TWO_CLASSES
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.on_disk import OnDisk
@@ -76,7 +77,7 @@ class Support(TableTask, OnDisk):
     simulated = "the hospitals: a site is a disease class or a share of a label-skewed split"
     classes = ("survived", "died")
     headline = "auc"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+    kind = TWO_CLASSES
     attributes = {"race": cohort.CATEGORIES["race"], "black": BLACK, "sex": cohort.CATEGORIES["sex"]}
     presets = {
         "small": Preset("two sites with skewed death rates; seconds on a laptop; needs support.xlsx", {}, SGD),

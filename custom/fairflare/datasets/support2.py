@@ -11,6 +11,7 @@ import numpy as np
 
 from fairflare.clinic.base import Preset
 from fairflare.clinic.inputs import TableInputs
+from fairflare.clinic.kinds.classes import TWO_CLASSES
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
 from fairflare.datasets.kinds.patients import Table, TableTask
@@ -44,7 +45,7 @@ class Support2(TableTask):
     classes = ("survived", "died")
     primary = "AUC of the worst site"
     headline = "auc"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+    kind = TWO_CLASSES
     attributes = {"race": ("asian", "black", "hispanic", "other", "white"), "sex": ("female", "male")}
     presets = {
         "default": Preset("four natural sites, one per disease class; seconds on a laptop", {}, TRAINING),

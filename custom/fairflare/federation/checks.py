@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fairflare.core.metric import named
 from fairflare.core.schema import LONGEST_WORK, Answer, Spec, answer_fields
-from fairflare.core.types import MOST_EXAMPLES, metric_range
+from fairflare.core.types import MOST_EXAMPLES
 
 T = TypeVar("T")
 LONGEST = 64
@@ -105,9 +106,9 @@ def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, flo
 
     Args:
         metrics: anything.
-        ranges: name -> range of every metric of the task; None: any short name, with ``metric_range``.
+        ranges: name -> range of every metric of the task; None: any short name, see ``core.metric.named``.
     """
-    return _among(metrics, lambda name: metric_range(name) if ranges is None else ranges.get(name))
+    return _among(metrics, lambda name: named(name).range if ranges is None else ranges.get(name))
 
 
 def checked_sizes(sizes: Any, names: Sequence[str]) -> dict[str, float]:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.types import LARGEST_LOSS, Batch, SiteData, SplitName
+from fairflare.core.metric import finite
+from fairflare.core.types import Batch, SiteData, SplitName
 from fairflare.functional.resampling import Array
 from fairflare.privacy.counts import released
 
@@ -34,7 +34,10 @@ class Scoring(Protocol):
         """The metrics that are defined on condensed examples."""
 
     def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """float64 (N,) in [0, 1]: how right each condensed example is."""
+        """float64 (N,): the score of each condensed example; empty where there is none."""
+
+    def enough(self, name: str, targets: Tensor, least: int) -> bool:
+        """Whether a metric of so few cases of each kind may leave."""
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -141,9 +144,3 @@ def group_values(
         for name, row, n, free in zip(groups, rows, counts, may_leave)
         if free and n
     }
-
-
-def finite(metrics: dict[str, float]) -> dict[str, float]:
-    """A diverged model has no loss to report; its update is for the gate to judge."""
-    largest = {name: LARGEST_LOSS if name.endswith("loss") else math.inf for name in metrics}
-    return {name: value for name, value in metrics.items() if math.isfinite(value) and abs(value) <= largest[name]}

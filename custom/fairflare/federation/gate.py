@@ -62,7 +62,7 @@ class Gate:
         anchored: what probes report in a round's second exchange, with ranges.
         max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``, or a declared
             tensor, see ``norms.tensors_too_large``.
-        metrics: name -> range of the task's metrics, losses among them; None: any name, see ``metric_range``.
+        metrics: name -> range of the task's metrics, losses among them; None: any name, see ``core.metric.named``.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         lenient: fields of the schema that may be missing although they are required: clients of a stock recipe know
             nothing of them.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fairflare.core.execution import Execution, memory_findings
 from fairflare.core.findings import Finding, merged, packed
+from fairflare.core.metric import finite
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive, seed_everything
@@ -28,7 +29,7 @@ from fairflare.federation.audit import model_hash
 from fairflare.federation.benefit.alone import Alone
 from fairflare.federation.benefit.measured import ROUNDS, Pair, measured
 from fairflare.federation.clinical_site import ClinicalAtSite
-from fairflare.federation.evaluation import Both, Condense, Predictions, Scoring, finite, predict, results
+from fairflare.federation.evaluation import Both, Condense, Predictions, Scoring, predict, results
 from fairflare.federation.intervals import over_patients
 from fairflare.federation.memory import SiteMemory, is_finite
 from fairflare.federation.messages import Answer, Instruction

@@ -69,7 +69,7 @@ class Adjustment:
     @property
     def flags(self) -> bool:
         """Whether cases (pixels) of the second class (a structure) are flagged from a threshold on."""
-        return isinstance(self.step, Conformal) and (self.step.loss == "missed" or not self.shape.class_labels)
+        return isinstance(self.step, Conformal) and (self.step.loss == "missed" or self.shape.has_masks)
 
     @property
     def makes_sets(self) -> bool:

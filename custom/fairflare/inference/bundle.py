@@ -166,7 +166,7 @@ def _check_plain(content: Any, *, targets: bool = False) -> None:
 def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
     """In MONAI's form, as far as it is about images."""
     known, about = versions(), opened.about
-    images, masks = opened.task.image_inputs(), not opened.task.class_labels
+    images, kind = opened.task.image_inputs(), opened.task.kind
     shape = list(whole.example.shape[1:])
     image = {
         "type": "image" if images is not None else "tabular",
@@ -179,10 +179,10 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "channel_def": {"0": "image" if images is not None else "features"},
     }
     pred = {
-        "type": "probabilities",
-        "format": "segmentation" if masks else "classification",
+        "type": "probabilities" if kind.has_masks or kind.has_classes else "numbers",
+        "format": kind.name,
         "num_channels": len(opened.task.classes),
-        "spatial_shape": shape[1:] if masks else [],
+        "spatial_shape": shape[1:] if kind.has_masks else [],
         "dtype": "float32",
         "value_range": [0, 1],
         "is_patch_data": False,
@@ -196,7 +196,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "numpy_version": known["numpy"],
         "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=3.0.1"},
         "name": str(about.get("title")),
-        "task": f"{opened.config.task} ({'segmentation' if masks else 'classification'})",
+        "task": f"{opened.config.task} ({kind.name})",
         "description": f"{opened.config.method}, {opened.finished} rounds over {len(about['sites'])} sites",
         "authors": "whoever ran the federation",
         "copyright": "the weights': theirs; scripts/: the FairFLARE authors",

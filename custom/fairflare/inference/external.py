@@ -26,17 +26,17 @@ from fairflare.build.method_parts import part
 from fairflare.build.parts import Parts, build_parts
 from fairflare.clinic.external import Labelled, constant_results, labelled, of_split, preflight
 from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.metrics import label
 from fairflare.clinic.site_config import SiteConfig, stricter
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.execution import Execution, default_device
 from fairflare.core.findings import Finding
+from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.federation.after.base import Cases, plain
 from fairflare.federation.benefit.measured import Pair, measured
-from fairflare.federation.evaluation import Predictions, finite, predict
+from fairflare.federation.evaluation import Predictions, predict
 from fairflare.federation.gate import inspect_evaluation
 from fairflare.federation.intervals import LEVEL, over_patients
 from fairflare.federation.messages import Instruction
@@ -204,12 +204,12 @@ class _Hospital:
             raise UserError(f"--own {other.folder.name}: reads other cases from {self._name} than this run")
         config, task = self._config, self._parts.task
         found = measured(pair, task, self._parts.grouping.names, self._least, config.seed, self._name)
-        return paired(found, other.folder.name, {name: label(name) for name in task.measures})
+        return paired(found, other.folder.name, {name: task.metric(name).label for name in task.measures})
 
     def _recalibrated(self) -> Json:
         """The model with a line (or a temperature) that was fitted to the other half of the patients."""
         task = self._parts.task
-        if not task.class_labels:
+        if not task.kind.has_classes:
             raise UserError("--recalibrate: expected a model of classes, got masks")
         outputs, targets, members = self._predicted(self._parts.network, self._data, plain)
         if not bool(torch.isfinite(outputs).all()):

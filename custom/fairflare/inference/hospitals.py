@@ -85,7 +85,7 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
         return
     kind, task = described["kind"], opened.config.task
     tables = opened.task.table_inputs() is not None
-    if (kind == "tabular") != tables or (kind == "segmentation") == opened.task.class_labels:
+    if (kind == "tabular") != tables or (kind == "segmentation") != opened.task.kind.has_masks:
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
     named = not getattr(opened.task, "numbered", False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fairflare.clinic.inputs import Scaling, TableInputs
+from fairflare.clinic.kinds.classes import named_classes
 from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.geometry import Geometry, geometry_of
 from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
@@ -72,7 +73,7 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
     if table is not None:
         found = _of_table(opened, table, table_of(named))
     else:
-        files, notes = images_of(named, masks=not opened.task.class_labels)
+        files, notes = images_of(named, masks=opened.task.kind.has_masks)
         found = _of_images(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
@@ -115,7 +116,7 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
 
     outputs = _outputs(opened, batches)
     members = members_of(opened.parts, inputs.attributes(columns), n)
-    header, body, probabilities = _classes(opened, outputs, members)
+    header, body, probabilities = _answers(opened, outputs, members)
     label = next((name for name in ("id", "patient_id") if name in columns), "")
     first = columns[label] if label else [str(k) for k in range(1, n + 1)]
     table = [[name, *row] for name, row in zip(first, body)]
@@ -148,8 +149,8 @@ def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) 
             yield Batch(ready, torch.zeros(len(chosen), dtype=torch.int64), torch.full((len(chosen),), -1))
 
     members = torch.full((len(names),), -1)
-    if opened.task.class_labels:
-        header, body, probabilities = _classes(opened, _outputs(opened, batches), members)
+    if not opened.task.kind.has_masks:
+        header, body, probabilities = _answers(opened, _outputs(opened, batches), members)
         table = [[name, *row] for name, row in zip(names, body)]
         found = Predictions(["file", *header], table, probabilities)
     else:
@@ -232,16 +233,16 @@ def _network(opened: Opened, inputs: Tensor) -> Tensor:
     return outputs.float().cpu()
 
 
-def _classes(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str], list[list[Any]], np.ndarray]:
-    """Class, probabilities and, with thresholds, what they say of each case."""
-    classes, adjustment = opened.task.classes, opened.adjustment
+def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str], list[list[Any]], np.ndarray]:
+    """What the task's kind makes of the outputs; class, probabilities and, with thresholds, what they say of each."""
+    task, classes, adjustment = opened.task, opened.task.classes, opened.adjustment
+    if not task.kind.has_classes:
+        return *task.kind.answer(outputs, classes), np.empty((len(outputs), 0))
     if adjustment is None:
         probabilities = outputs.double().softmax(1).numpy()
     else:
         probabilities = adjustment.probabilities(outputs, members)
-    chosen = probabilities.argmax(1)
-    header = ["class", *(f"p_{name}" for name in classes)]
-    rows = [[classes[k], *map(float, row)] for k, row in zip(chosen, probabilities)]
+    header, rows = named_classes(probabilities, classes)
     if adjustment is not None and adjustment.makes_sets:
         header.append("set")
         sets = adjustment.sets(probabilities, members)

@@ -83,7 +83,9 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
 
 def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
-    if not task.class_labels:
+    if not task.kind.has_classes and not task.kind.has_masks:
+        return nn.Identity(), {"_target_": "torch.nn.Identity"}, f"the network's own: {task.kind.outputs}", []
+    if task.kind.has_masks:
         said = []
         if adjustment is not None and adjustment.flags and -1 in adjustment.fits:
             said = [f"masks of {opened.site} are cut at {threshold_of(opened):.4f}; the model gives probabilities"]

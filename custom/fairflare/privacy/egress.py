@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from fairflare.core.findings import BANDS, KINDS
+from fairflare.core.metric import named
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Spec, answer_fields
 from fairflare.core.slots import Slot, wrong_tensors
-from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict, metric_range
+from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
 from fairflare.core.versions import NAMES, TEXT
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 
@@ -38,7 +39,7 @@ class Egress:
         model: w^0; an update has its floating-point entries, with their shapes.
         scalars: numbers of the method's probes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them; with their ranges where they are not
-            those of ``metric_range``.
+            those of ``core.metric.named``.
         groups: names of the run's groups.
         sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
@@ -149,7 +150,7 @@ class Egress:
     @property
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
         own = self.metrics if isinstance(self.metrics, Mapping) else {}
-        return {name: own.get(name) or metric_range(name) for name in self.metrics}
+        return {name: own.get(name) or named(name).range for name in self.metrics}
 
     def _check_evaluation(self, metrics: Any, field: _Field) -> None:
         allowed = field.here and (field.name != PERSONAL or self.personal)

@@ -113,4 +113,4 @@ class FairnessCounts(Probe):
 
     def missing(self, offer: Offer) -> str:
         """Classes, where examples have none."""
-        return "" if offer.class_labels else "it counts right and wrong answers, which needs one class per example"
+        return "" if offer.has_classes else "it counts right and wrong answers, which needs one class per example"

@@ -58,7 +58,7 @@ class Prototypes(Probe):
 
     def missing(self, offer: Offer) -> str:
         """Class labels."""
-        return "" if offer.class_labels else "class prototypes need one class label per example"
+        return "" if offer.has_classes else "class prototypes need one class label per example"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         """One forward pass; sums in float64."""

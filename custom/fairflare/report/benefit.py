@@ -14,8 +14,6 @@ Json = dict[str, Any]
 Numbers = Mapping[str, Any]
 GAINS, LOSES, UNCLEAR = "gains", "loses", "cannot be told"
 VERDICTS = (GAINS, LOSES, UNCLEAR)
-LABELS = {"auc": "AUC", "brier_loss": "Brier score"}
-"""Of metrics that the run's task does not report otherwise."""
 MOST_NAMED = 3
 """Sites that the sentence names."""
 
@@ -50,8 +48,7 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
 
 
 def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], record: Numbers, about: Numbers) -> Json:
-    higher = _higher(name, about)
-    words = label(name, about) if name in (about.get("metrics") or {}) else LABELS.get(name, label(name, about))
+    higher, words = higher_is_better(name, about), label(name, about)
     asked = [site for site in sites if site in found or site in (record.get("rejected") or {})]
     rows = [{"site": site, **_row(found.get(site) or {}, name, "", higher)} for site in asked]
     told = [row for row in rows if row["verdict"] is not None]
@@ -66,12 +63,6 @@ def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], recor
         "worst": worst,
         "sentence": sentence(rows, words),
     }
-
-
-def _higher(name: str, about: Numbers) -> bool:
-    """As the run says of its task's metrics, and of others as their names do."""
-    known = name in (about.get("metrics") or {})
-    return higher_is_better(name, about) if known else not name.endswith(("loss", "error"))
 
 
 def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fairflare.core.metric import named
 from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.federation.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.federation.clinical import CLINICAL
@@ -17,8 +18,6 @@ from fairflare.report.values import in_order, json_value, number, plural
 FORMAT = 1
 RESULT, PAGE = "evaluation.json", "evaluation.html"
 TEST = "test"
-BETWEEN_CLASSES = ("auc", "auc_ovo", "auc_ovr")
-"""Metrics that compare classes, so that one class alone leaves them undefined."""
 TWO = 2
 ONE_CLASS = "all labelled cases are of one class"
 Json = dict[str, Any]
@@ -63,7 +62,7 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     """
     values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
     trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
-    names = [name for name in about["metrics"] if name in values or name in BETWEEN_CLASSES]
+    names = [name for name in about["metrics"] if name in values or named(name).of_classes]
     metrics = {
         name: {
             "value": number(values.get(name)),

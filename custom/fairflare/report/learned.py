@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.metric import named
 from fairflare.report.fairness import mean
 from fairflare.report.metrics import chance, label
 from fairflare.report.trail import Trail
@@ -27,9 +28,6 @@ TRIVIAL = "trivial"
 """Key of an evaluation in the log."""
 QUANTITIES = {"trivial": "mean over sites, without a network"}
 """What a comparison of methods says of it, with its name in a table."""
-CERTAIN = ("balanced_accuracy", "auc", "auc_ovo", "auc_ovr")
-"""Metrics in which every constant answer reaches the chance level, whatever the classes' counts, which may be too small
-to leave a site."""
 LAST, FEWEST = 0.25, 6
 """Share of the rounds that are looked at, and how many they are at least."""
 ERRORS = 2.0
@@ -154,7 +152,7 @@ def _still(trend: Json) -> str:
 def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json, own: bool) -> Json:
     splits = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
     value = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get(headline))
-    if value is None and row["value"] is not None and headline in CERTAIN:
+    if value is None and row["value"] is not None and named(headline).flat:
         value = chance(headline, about)
     better = None
     if value is not None and row["value"] is not None:

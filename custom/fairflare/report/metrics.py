@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics in words, as the run wrote them down (``metrics`` of a summary or a comparison)."""
+"""Metrics in words, as the run wrote them down (``metrics`` of a summary), or else as they are known now."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from fairflare.core.metric import named
 from fairflare.report.values import number
 
 Json = Mapping[str, Any]
 
 
 def label(metric: str, found: Json) -> str:
-    """A metric's name in words; one that the run says nothing of keeps its own.
+    """A metric's name in words.
 
     Args:
         metric: its name in answers and logs.
         found: a summary or a comparison, whose "metrics" hold name -> label, meaning, chance, higher_is_better.
     """
-    return str(_known(metric, found).get("label") or metric.replace("_", " "))
+    return str(_known(metric, found).get("label") or named(metric).label)
 
 
 def meaning(metric: str, found: Json) -> str:
@@ -33,8 +34,9 @@ def chance(metric: str, found: Json) -> float | None:
 
 
 def higher_is_better(metric: str, found: Json) -> bool:
-    """Whether a larger value is a better one; True where the run does not say."""
-    return _known(metric, found).get("higher_is_better") is not False
+    """Whether a larger value is a better one."""
+    said = _known(metric, found).get("higher_is_better")
+    return named(metric).higher_is_better if said is None else bool(said)
 
 
 def _known(metric: str, found: Json) -> Json:

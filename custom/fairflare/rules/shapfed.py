@@ -93,7 +93,7 @@ class ShapFed(Rule):
 
     def missing(self, offer: Offer) -> str:
         """Class labels, where sites are to say which classes they hold."""
-        if self.classes == "held" and not offer.class_labels:
+        if self.classes == "held" and not offer.has_classes:
             return "classes=held needs examples with one class label each; set classes=all"
         return ""
 

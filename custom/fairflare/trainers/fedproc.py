@@ -48,7 +48,7 @@ class FedProc(PlainTrainer):
 
     def missing(self, offer: Offer) -> str:
         """Class labels."""
-        return "" if offer.class_labels else "FedProc needs one class label per example"
+        return "" if offer.has_classes else "FedProc needs one class label per example"
 
     def unsuited(self, network: nn.Module) -> str:
         """Networks without features."""

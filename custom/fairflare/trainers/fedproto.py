@@ -61,7 +61,7 @@ class FedProto(PlainTrainer):
 
     def missing(self, offer: Offer) -> str:
         """Class labels."""
-        return "" if offer.class_labels else "FedProto needs one class label per example"
+        return "" if offer.has_classes else "FedProto needs one class label per example"
 
     def unsuited(self, network: nn.Module) -> str:
         """Networks without features."""

@@ -42,7 +42,7 @@ class Moon(PlainTrainer):
 
     def missing(self, offer: Offer) -> str:
         """Labels of whole examples: a network that labels pixels has no features of an example."""
-        return "" if offer.class_labels else "MOON needs one class label per example"
+        return "" if offer.has_classes else "MOON needs one class label per example"
 
     def unsuited(self, network: nn.Module) -> str:
         """Networks without features."""

@@ -9,7 +9,12 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fairflare.clinic import risk, scores
+from fairflare.clinic import scores
+from fairflare.clinic.kinds.classes import CLASSES, RISKS, TWO_CLASSES
+
+
+def evaluated(logits, targets, kind=CLASSES):
+    return kind.evaluate(kind.metrics, logits, targets, "abcdefghij"[: logits.shape[-1]])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -26,13 +31,13 @@ def test_agrees_with_scikit_learn(seed):
         "auc_ovr": sk.roc_auc_score(y, p, multi_class="ovr", average="macro"),
         "loss": sk.log_loss(y, p),
     }
-    assert scores.classification(logits, y) == pytest.approx(expected, abs=1e-12)
+    assert evaluated(logits, y) == pytest.approx(expected, abs=1e-12)
 
 
 def test_binary_auc():
     generator = torch.Generator().manual_seed(0)
     logits, y = torch.randn(50, 2, generator=generator), torch.randint(0, 2, (50,), generator=generator)
-    values = scores.binary(logits, y)
+    values = evaluated(logits, y, TWO_CLASSES)
     margin = (logits[:, 1] - logits[:, 0]).double().numpy()
     assert values["auc"] == pytest.approx(sk.roc_auc_score(y, margin), abs=1e-12)
     assert not {"auc_ovo", "auc_ovr"} & set(values)
@@ -40,7 +45,7 @@ def test_binary_auc():
 
 def test_absent_classes_count_nowhere():
     logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [3.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    values = scores.classification(logits, torch.tensor([0, 1, 0, 1]))
+    values = evaluated(logits, torch.tensor([0, 1, 0, 1]))
     assert values["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     # Class 0 ranks its two at 0.665 and 0.909 against 0.090 and 0.576; class 1 ranks its two at 0.665 and 0.212.
     assert values["auc_ovo"] == 1.0
@@ -50,26 +55,26 @@ def test_absent_classes_count_nowhere():
 def test_one_versus_rest_counts_every_class_alike():
     """Class 0: 0.8, 0.6 against 0.1, 0.7, one of four pairs lost: 0.75. Classes 1 and 2: all three pairs won."""
     p = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1], [0.7, 0.05, 0.25]])
-    values = scores.classification(p.log(), torch.tensor([0, 0, 1, 2]))
+    values = evaluated(p.log(), torch.tensor([0, 0, 1, 2]))
     assert values["auc_ovr"] == pytest.approx((0.75 + 1 + 1) / 3, abs=1e-12)
 
 
 def test_one_class_has_no_auc():
-    values = scores.classification(torch.randn(5, 3), torch.ones(5, dtype=torch.long))
+    values = evaluated(torch.randn(5, 3), torch.ones(5, dtype=torch.long))
     assert not {"auc_ovo", "auc_ovr"} & set(values) and {"accuracy", "balanced_accuracy", "macro_f1", "loss"} <= set(
         values
     )
 
 
 def test_empty_and_broken_outputs():
-    assert scores.classification(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)) == {}
-    values = scores.classification(torch.tensor([[float("nan"), 1.0]]), torch.tensor([0]))
+    assert evaluated(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)) == {}
+    values = evaluated(torch.tensor([[float("nan"), 1.0]]), torch.tensor([0]))
     assert list(values) == ["loss"] and math.isnan(values["loss"])
 
 
 def test_loss_keeps_double_precision():
     logits = torch.tensor([[20.0, 0.0]] * 3)
-    loss = scores.classification(logits, torch.tensor([0, 0, 0]))["loss"]
+    loss = evaluated(logits, torch.tensor([0, 0, 0]))["loss"]
     assert loss == pytest.approx(math.log1p(math.exp(-20)), rel=1e-6)
 
 
@@ -98,7 +103,7 @@ def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
             for rows in [(y == a) | (y == b)]
             for c in (a, b)
         ]
-        found = scores.classification(logits, torch.from_numpy(y))
+        found = evaluated(logits, torch.from_numpy(y))
         if pairs:
             assert found["auc_ovo"] == float(np.mean(pairs))
             assert found["auc_ovr"] == float(np.mean([scores.auc(p[:, c], y == c) for c in np.unique(y)]))
@@ -107,10 +112,10 @@ def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
 def test_risk_metrics_by_hand():
     """Risks .8, .6, .3 and .3 of patients 1, 0, 1 and 0."""
     p, y = torch.tensor([0.8, 0.6, 0.3, 0.3]), torch.tensor([1, 0, 1, 0])
-    found = risk.metrics(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), y)
+    found = evaluated(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), y, RISKS)
     assert found["brier_loss"] == pytest.approx((0.04 + 0.36 + 0.49 + 0.09) / 4)
     assert found["calibration_error"] == pytest.approx(0.0, abs=1e-7)
-    sick = risk.metrics(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), torch.ones(4, dtype=torch.int64))
+    sick = evaluated(torch.stack((torch.zeros(4), torch.logit(p)), dim=1), torch.ones(4, dtype=torch.int64), RISKS)
     assert sick["calibration_error"] == pytest.approx(0.5) and "auc" not in sick
-    assert risk.metrics(torch.empty(0), torch.empty(0)) == {}
-    assert risk.metrics(torch.full((2, 2), float("nan")), torch.tensor([0, 1])).keys() == {"loss"}
+    assert evaluated(torch.empty(0), torch.empty(0), RISKS) == {}
+    assert evaluated(torch.full((2, 2), float("nan")), torch.tensor([0, 1]), RISKS).keys() == {"loss"}

@@ -151,7 +151,7 @@ def test_a_few_steps_lower_the_loss_of_classes(name):
 @over(MASKS)
 def test_masks_have_no_groups_and_no_class_labels(name):
     task = small(name)
-    assert task.grouping("none") == Grouping() and not task.offer(Grouping()).class_labels
+    assert task.grouping("none") == Grouping() and not task.offer(Grouping()).has_classes
     data = task.site_data("site-1")
     batch = next(data.grouped(task.grouping("none")).training(8, 0))
     assert batch.inputs.dtype == torch.float32 and batch.targets.dtype == torch.uint8
@@ -195,7 +195,7 @@ def test_evaluation_reports_its_metrics(name):
     task = small(name)
     values = task.evaluate(torch.randn(50, len(task.classes)), torch.arange(50) % len(task.classes))
     assert set(values) == {*task.metrics, "loss"} and task.headline in task.metrics
-    assert task.offer(task.grouping("label")).class_labels
+    assert task.offer(task.grouping("label")).has_classes
 
 
 @over(SMALL, drawn=False)

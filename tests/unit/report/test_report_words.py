@@ -3,7 +3,7 @@
 
 import pytest
 
-from fairflare.clinic.metrics import described
+from fairflare.core.metric import described, named
 from fairflare.report import metrics, words
 from fairflare.report.compare import compare
 from fairflare.report.summary import summarise
@@ -92,13 +92,13 @@ def test_nothing_is_said_about_an_empty_log(inputs, status):
 
 def test_metric_names():
     """As the run wrote them down; a metric that it says nothing of keeps its name."""
-    found = {"metrics": described(["auc_ovo", "balanced_accuracy"], 4)}
+    found = {"metrics": described(map(named, ("auc_ovo", "balanced_accuracy")), 4)}
     assert metrics.label("auc_ovo", found) == "AUC (one-vs-one)"
     assert metrics.label("my_metric", found) == "my metric"
     assert metrics.meaning("my_metric", found) == ""
     assert metrics.meaning("balanced_accuracy", found).endswith("1 is perfect, 0.25 is guessing")
     assert metrics.higher_is_better("auc_ovo", found)
-    assert not metrics.higher_is_better("loss", {"metrics": described(["loss"], 4)})
+    assert not metrics.higher_is_better("loss", {"metrics": described([named("loss")], 4)})
 
 
 def test_differences_say_whether_the_interval_includes_zero(make_run):

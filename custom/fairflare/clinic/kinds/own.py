@@ -39,6 +39,7 @@ class OwnData(Task):
 
     real = "everything: the sites' own files"
     simulated = "nothing"
+    regresses = False
     suffixes: ClassVar[tuple[str, ...]] = (".json",)
     """Of the files that list a site's examples."""
 

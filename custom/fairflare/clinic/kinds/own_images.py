@@ -43,7 +43,7 @@ class OwnImages(OwnData):
         """The images of the site's datalist."""
         root = Path(own.data_root)
         found = read_datalist(
-            root / own.datalist, root, masks=not self.class_labels, classes=self.classes, links=own.links
+            root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
         )
         mean, std = self._scaling()
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
@@ -60,7 +60,7 @@ class OwnImages(OwnData):
         if not self.has_test_sets:
             return ()
         folder = Path(self.datalists) / SHARED
-        found, masks = [], not self.class_labels
+        found, masks = [], self.kind.has_masks
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, masks=masks, classes=self.classes)
             found.append(

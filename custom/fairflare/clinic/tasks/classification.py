@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import own_network, scores
+from fairflare.clinic import own_network
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.kinds.own_images import OwnImages
@@ -43,7 +43,6 @@ class Classification(OwnImages):
     name = "classification"
     title = "Classification of your own images"
     headline = "balanced_accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     presets = {
         "small": Preset(
             "64 pixels and a small network; minutes on a laptop",
@@ -90,7 +89,3 @@ class Classification(OwnImages):
     def reader(self) -> Reader:
         """Images with their class."""
         return Reader(self.size, self.channels, window=self.window)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.imports import imports
-from fairflare.core.types import LARGEST_LOSS, Training
+from fairflare.core.types import Training
 from fairflare.core.user_code import check_name, declared_file, load_object
 from fairflare.core.validation import Names
 
@@ -65,7 +64,7 @@ class Script(OwnData):
         expect("build_data", not self.build_data, "none with a script, which reads its data", self.build_data)
 
     @property
-    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
+    def metrics(self) -> tuple[str, ...]:
         """Names from ``scores``."""
         return tuple(name.strip() for name in self.scores.split(","))
 
@@ -73,11 +72,6 @@ class Script(OwnData):
     def headline(self) -> str:  # type: ignore[override]  # depends on an option
         """The first of ``scores``."""
         return self.metrics[0]
-
-    @property
-    def metric_ranges(self) -> Mapping[str, tuple[float, float]]:  # type: ignore[override]  # depends on an option
-        """From 0 to 1; those called a loss, to 1e6."""
-        return {name: (0.0, LARGEST_LOSS if name.endswith("loss") else 1.0) for name in self.metrics}
 
     @property
     def default_grouping(self) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.clinic import own_network
 from fairflare.clinic.base import Preset
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.kinds.masks import PAPER, SMALL, Masks
+from fairflare.clinic.kinds.masks import MASKS, PAPER, SMALL
 from fairflare.clinic.kinds.own_images import OwnImages
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import UserError
@@ -23,7 +23,7 @@ MULTIPLE = 16
 
 
 @dataclass(frozen=True)
-class Segmentation(Masks, OwnImages):
+class Segmentation(OwnImages):
     """2D images with masks, from datalists as ``clinic.readers.datalist`` describes them; structures may overlap.
 
     Args:
@@ -49,6 +49,7 @@ class Segmentation(Masks, OwnImages):
 
     name = "segmentation"
     title = "Segmentation of your own images"
+    kind = MASKS
     presets = {
         "small": Preset(
             "64 pixels and a small U-Net; minutes on a laptop",
@@ -86,11 +87,6 @@ class Segmentation(Masks, OwnImages):
                 "size", self.size > MULTIPLE, f"above {MULTIPLE} for unet, whose last stage is then a pixel", self.size
             )
         self.values()
-
-    @property
-    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """The mean Dice and each structure's."""
-        return ("dice", *(f"dice_{name}" for name in self.classes))
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Structure -> pixel values, and the background's, from ``mask_values``; UserError where one has none."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import own_network, scores
+from fairflare.clinic import own_network
 from fairflare.clinic.base import OPEN_SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices
 from fairflare.clinic.inputs import Scaling, TableInputs
@@ -78,7 +78,6 @@ class Tabular(OwnData):
     title = "Classification of your own table"
     headline = "balanced_accuracy"
     quick = True
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
@@ -171,10 +170,6 @@ class Tabular(OwnData):
     def drawn(self) -> tuple[str, ...]:
         """The split, where a table has no column that says it."""
         return (OPEN_SPLIT,)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
     def _features(self) -> list[str]:
         return names_of(self.features)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import networks, risk
+from fairflare.clinic import networks
 from fairflare.clinic.base import Task
 from fairflare.clinic.checks import expect_choices, site_index
 from fairflare.clinic.inputs import Scaling
+from fairflare.clinic.kinds.classes import RISKS
 from fairflare.clinic.tensors import TensorData
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.rows import split_of
@@ -63,7 +64,7 @@ class CentreTask(Task):
 
     headline = "auc"
     quick = True
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "brier_loss", "calibration_error")
+    kind = RISKS
     small_sites: ClassVar[bool] = True
     simulated = "nothing"
 
@@ -101,10 +102,6 @@ class CentreTask(Task):
         data = CentreData.of(splits, n_classes=len(self.classes))
         data.scaling = scaled
         return data
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``clinic.risk``."""
-        return risk.metrics(outputs, targets)
 
 
 def fixed_split(rows: np.ndarray, task: str, site: str) -> dict[str, np.ndarray]:

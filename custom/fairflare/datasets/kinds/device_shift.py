@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fairflare.clinic import networks
-from fairflare.clinic.base import RENDERING, SPLIT
+from fairflare.clinic.base import RENDERING, SPLIT, Task
 from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.clinic.inputs import ImageInputs
-from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.kinds.masks import MASKS
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
@@ -41,7 +41,7 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True)
-class DeviceShift(Masks):
+class DeviceShift(Task):
     """A segmentation task whose sites differ in their device and in how many patients they have.
 
     A site renders only its own images; each image depends on ``data_seed`` and its number alone. A concrete task names
@@ -60,6 +60,7 @@ class DeviceShift(Masks):
         data_seed: 0..2**32-1.
     """
 
+    kind = MASKS
     devices: ClassVar[Sequence[Device]]
     """One per site."""
     shares: ClassVar[Sequence[float]]

@@ -13,7 +13,7 @@ from torch import nn
 from fairflare.clinic import own_network
 from fairflare.clinic.base import OPEN_SPLIT
 from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.kinds.masks import MASKS
 from fairflare.clinic.readers.datalist import Item
 from fairflare.core.errors import DataError
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
@@ -23,7 +23,7 @@ LARGEST_SHARE = 0.4
 
 
 @dataclass(frozen=True)
-class MasksOnDisk(Masks, ImagesOnDisk):
+class MasksOnDisk(ImagesOnDisk):
     """Segmentation of a published data set; a concrete task says which images and masks are whose.
 
     Args:
@@ -37,6 +37,7 @@ class MasksOnDisk(Masks, ImagesOnDisk):
         data_seed: of the splits that the data set leaves open; 0..2**32-1.
     """
 
+    kind = MASKS
     channels: ClassVar[int]
     """Of the images: 1 or 3."""
 

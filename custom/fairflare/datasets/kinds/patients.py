@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import PARTITION, SPLIT, Task
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.inputs import Scaling
@@ -173,10 +173,6 @@ class TableTask(Task):
     def _fixed(self) -> list[str]:
         """The options that a second way of dealing the patients leaves alone."""
         return [f.name for f in fields(self) if f.name not in DEALING]
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.binary`` for two classes, else ``scores.classification``."""
-        return (scores.binary if len(self.classes) == 2 else scores.classification)(outputs, targets)
 
     def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
         """Split -> the site's rows of the table, sorted; each patient is in one split of one site."""

@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from fairflare.clinic import networks, scores
+from fairflare.clinic import networks
 from fairflare.clinic.base import SPLIT, Preset
 from fairflare.clinic.checks import expect, expect_choices, site_index
 from fairflare.clinic.readers.datalist import Item
@@ -80,7 +80,6 @@ class QualityShift(ImagesOnDisk):
     """
 
     headline = "balanced_accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
     presets = PRESETS
@@ -131,10 +130,6 @@ class QualityShift(ImagesOnDisk):
     def reader(self) -> Reader:
         """Three channels, as the papers open them."""
         return Reader(self.size, len(self.mean))
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """See ``scores.classification``."""
-        return scores.classification(outputs, targets)
 
     def table_sets(self) -> dict[str, str]:
         """The clean set and the one of the poor sites' own severity, as in FedISM+'s tables."""

@@ -62,12 +62,14 @@ class Shape:
 
     Attributes:
         classes: their number.
-        class_labels: whether every case has one class; False for masks.
+        has_classes: whether every case has one class.
+        has_masks: whether every case has masks.
         groups: names of the run's groups.
     """
 
     classes: int
-    class_labels: bool
+    has_classes: bool
+    has_masks: bool = False
     groups: tuple[str, ...] = ()
 
 

@@ -52,7 +52,9 @@ class Conformal(AfterStep):
 
     def missing(self, shape: Shape) -> str:
         """Two classes for "missed", class labels for "sets"."""
-        if not shape.class_labels:
+        if not shape.has_classes and not shape.has_masks:
+            return "conformal needs class labels or masks, and this task has neither"
+        if shape.has_masks:
             return "" if self.loss in ("auto", "missed") else "loss: expected missed, for this task has masks"
         if self.loss == "missed" and shape.classes != 2:
             return f"loss: missed needs two classes, and this task has {shape.classes}"
@@ -84,7 +86,7 @@ class Conformal(AfterStep):
     def counts(self, cases: Cases, shape: Shape) -> Chosen:
         """With "missed" the cases of the class, or with a structure."""
         targets = cases.targets.numpy()
-        if not shape.class_labels:
+        if shape.has_masks:
             return np.asarray(targets.astype(bool))
         return np.asarray(targets == 1) if self.loss == "missed" else np.ones(cases.n, dtype=bool)
 
@@ -138,7 +140,7 @@ class Conformal(AfterStep):
     def _curves(self, cases: Cases, shape: Shape) -> tuple[Array, Array]:
         """(N, G) loss and size at each lambda."""
         outputs = cases.outputs.numpy()
-        if not shape.class_labels:
+        if shape.has_masks:
             return outputs[:, 0], outputs[:, 1]
         labels, probabilities = cases.targets.numpy(), cases.outputs.softmax(1).numpy()
         if self.loss == "missed":

@@ -72,7 +72,9 @@ class Recalibrate(AfterStep):
 
     def missing(self, shape: Shape) -> str:
         """Probabilities of classes."""
-        return "" if shape.class_labels else "recalibrate needs class labels, and this task has masks; use conformal"
+        if shape.has_masks:
+            return "recalibrate needs class labels, and this task has masks; use conformal"
+        return "" if shape.has_classes else "recalibrate needs class labels, which this task has not"
 
     def length(self, shape: Shape) -> int:
         """1 + 2 x 24 with two classes, 1 + 41 with more."""

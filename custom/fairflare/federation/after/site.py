@@ -77,7 +77,7 @@ class AfterAtSite:
         Args:
             cases: with the outputs of the same model.
         """
-        if not self.shape.class_labels or not any(self._in_use.values()):
+        if not self.shape.has_classes or not any(self._in_use.values()):
             return None, None
         own = self._in_use.get(-1, {}) if self.step.by == "site" else {}
         return self.step.changed(cases, self._in_use, self.shape), self.step.threshold(own)

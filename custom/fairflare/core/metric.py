@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a metric is, and the one list of them: whatever checks, shows or compares a metric asks here.
+
+A ``Metric`` that stands in a module is found by being there: the package's own in ``clinic/metrics.py``, others in
+plugins (``core.plugins``). Importing this file imports no NumPy and no PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core import plugins
+from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+OWN = "fairflare.clinic.metrics"
+"""The module of the package's own metrics."""
+LARGEST_LOSS = 1e6
+"""The largest loss that a site may report."""
+LOSSES = ("loss", "train_loss")
+"""What every task reports beside its metrics."""
+LONGEST = 64
+"""Characters of a name, which the update gate allows."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how well a model does on a set of cases.
+
+    ``value``, ``each`` or ``weighted`` computes it from the cases as the task's kind makes them of outputs and targets
+    (``clinic.kind.Cases``); one of them is enough. None, or nan under a resample, means "not defined here".
+
+    Attributes:
+        name: in answers, logs and files.
+        label: its name in words; by default the name with spaces.
+        meaning: what a value means, in words that follow a colon; "" leaves it out.
+        low: the least possible value; what lies outside never leaves a site.
+        high: the largest; ``LARGEST_LOSS`` for what has no bound.
+        higher_is_better: its direction.
+        chance: number of classes -> what guessing gets; None where it depends on more.
+        flat: whether every constant answer gets the chance level, whatever the cases.
+        value: cases -> the metric.
+        each: cases -> (N,) its value for each case, of which it is the mean.
+        weighted: cases, counts (B, N) -> (B,) the metric of B resamples that hold each case so often.
+        interval: cases, level -> its lower and upper end; by default that of a mean, where ``each`` lies in [0, 1].
+            The ends leave the site: they must not depend on the cases' order, nor on a draw that others know.
+        of_classes: whether it compares classes: then it has an interval, and a group has it, only where each class has
+            the fewest cases that may leave.
+        two_classes: whether it is defined for outcomes of two classes alone.
+        kind: name of the kind of task that it is for.
+        always: whether every task of that kind reports it, and not only those that name it.
+        benefit: whether a run says in it what joining gives, beside the headline; it needs ``each`` or ``weighted``.
+        groups: whether groups of patients have it too, there.
+    """
+
+    name: str
+    label: str = ""
+    meaning: str = ""
+    low: float = 0.0
+    high: float = 1.0
+    higher_is_better: bool = True
+    chance: Callable[[int], float | None] = lambda n_classes: None
+    flat: bool = False
+    value: Callable[[Any], float | None] | None = None
+    each: Callable[[Any], Array] | None = None
+    weighted: Callable[[Any, Array], Array] | None = None
+    interval: Callable[[Any, float], tuple[float, float] | None] | None = None
+    of_classes: bool = False
+    two_classes: bool = False
+    kind: str = "classification"
+    always: bool = False
+    benefit: bool = False
+    groups: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name.replace("_", " "))
+        if not self.low < self.high <= LARGEST_LOSS or not math.isfinite(self.low):
+            raise ValueError(f"metric {self.name!r}: expected a range low < high <= {LARGEST_LOSS:g}")
+        if self.benefit and not self.resampled:
+            raise ValueError(f"metric {self.name!r}: benefit: expected each or weighted, which resamples need")
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """``low`` and ``high``."""
+        return self.low, self.high
+
+    @property
+    def resampled(self) -> bool:
+        """Whether it can be computed under a resample of the cases."""
+        return self.each is not None or self.weighted is not None
+
+    def fits(self, n_classes: int) -> bool:
+        """Whether it is defined for an outcome of so many classes."""
+        return n_classes == 2 or not self.two_classes
+
+
+def metrics() -> dict[str, Metric]:
+    """Every metric by name, sorted: the package's own, and those of the plugins that are loaded.
+
+    Raises:
+        UserError: two metrics have one name.
+    """
+    return _found(tuple(plugins.modules()))
+
+
+def get(name: str) -> Metric:
+    """The metric ``name``; raises UserError that lists the known ones."""
+    found = metrics()
+    if name not in found:
+        raise UserError(unlisted("metric", name, sorted(found)))
+    return found[name]
+
+
+def named(name: str) -> Metric:
+    """The metric ``name`` as far as it is known now: what a script reports, or an old run's log, nobody has declared.
+
+    Such a name stands for a share of 1 of which more is better; one that ends in "loss" for a loss of at most
+    ``LARGEST_LOSS``, and one in "error" for a share of which less is better.
+    """
+    known = metrics()
+    if name in known:
+        return known[name]
+    high = LARGEST_LOSS if name.endswith("loss") else 1.0
+    return Metric(name, high=high, higher_is_better=not name.endswith(("loss", "error")), kind="")
+
+
+def described(found: Iterable[Metric], n_classes: int) -> dict[str, dict[str, Any]]:
+    """Metric -> label, meaning ("" where unknown), chance (None where unknown) and higher_is_better, for a report."""
+    return {
+        one.name: {
+            "label": one.label,
+            "meaning": one.meaning,
+            "chance": one.chance(n_classes),
+            "higher_is_better": one.higher_is_better,
+        }
+        for one in found
+    }
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """``values`` without what a diverged model has: no loss to report; its update is for the gate to judge."""
+    return {name: value for name, value in values.items() if abs(value) <= _largest(name)}
+
+
+def _largest(name: str) -> float:
+    """The largest size that may leave; without bound, but finite, where the gate alone checks the range."""
+    high = named(name).high
+    return high if high >= LARGEST_LOSS else sys.float_info.max
+
+
+@lru_cache(maxsize=4)
+def _found(modules: tuple[ModuleType, ...]) -> dict[str, Metric]:
+    own = {one.name: one for one in _in(importlib.import_module(OWN))}
+    found, where = dict(own), dict.fromkeys(own, OWN)
+    for module in modules:
+        for one in _in(module):
+            if found.get(one.name, one) is not one:
+                raise UserError(f"metric {one.name!r} is defined twice: in {where[one.name]} and in {module.__name__}")
+            found[one.name], where[one.name] = one, where.get(one.name, module.__name__)
+    return dict(sorted(found.items()))
+
+
+def _in(module: ModuleType) -> Iterator[Metric]:
+    return (one for one in list(vars(module).values()) if isinstance(one, Metric))
