@@ -75,8 +75,8 @@ DEFECTS = [
     Defect(
         "resume: a site goes on from what the repeated round has kept",
         "federation/memory.py",
-        "[r for r in self._rounds if r < round]",
-        "[r for r in self._rounds if r <= round]",
+        "earlier = [r for r in self._rounds if r < round]\n        return _copied(",
+        "earlier = [r for r in self._rounds if r <= round]\n        return _copied(",
         ("unit/test_memory.py",),
     ),
     Defect(

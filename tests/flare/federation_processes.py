@@ -44,7 +44,10 @@ def bare_python(folder):
     libraries = Path(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout.strip())
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (libraries / "libraries.pth").write_text("\n".join(sorted(paths)) + "\n")
-    found = subprocess.run([str(python), "-c", "import fairflare"], cwd=folder, capture_output=True, timeout=60)
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.run(
+        [str(python), "-c", "import fairflare"], cwd=folder, env=bare, capture_output=True, timeout=60
+    )
     assert found.returncode, "the package must be installed with pip install -e, so that the sites' python lacks it"
     return python
 

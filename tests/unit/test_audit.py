@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import GENESIS, AuditLog, model_hash, read, verify
+from fairflare.federation.audit import GENESIS, AuditLog, entry_hash, model_hash, read, verify
 
 
 @pytest.fixture
@@ -29,6 +29,13 @@ def edited(lines):
     return [lines[0], json.dumps(entry), lines[2]]
 
 
+def forged(lines):
+    """The same, with a hash of its own that fits."""
+    entry = json.loads(edited(lines)[1])
+    entry["hash"] = entry_hash(entry)
+    return [lines[0], json.dumps(entry), lines[2]]
+
+
 def test_a_whole_chain_verifies(path):
     entries = verify(path)
     assert [e["seq"] for e in entries] == [0, 1, 2] and entries[0]["prev"] == GENESIS
@@ -39,6 +46,7 @@ def test_a_whole_chain_verifies(path):
     "change, line",
     [
         (edited, 2),
+        (forged, 3),
         (lambda lines: [lines[0], lines[2]], 2),
         (lambda lines: [lines[1], lines[0], lines[2]], 1),
         (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
