@@ -2,7 +2,8 @@
 """Tables (``table_model``) as Markdown, CSV, LaTeX, HTML and JSON.
 
 Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
-command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole.
+command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole. Not by
+pandas' Styler, which escapes no caption, knows no groups of rows, footnotes or ``scope`` and writes no Markdown.
 """
 
 from __future__ import annotations
