@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
@@ -195,10 +195,7 @@ def _with_published(
 ) -> dict[str, model.Cell]:
     if published is None or any(one.stands_in or not one.data.own for one in used):
         return dict(cells)
-    return {
-        key: model.Cell(cell.value, cell.low, cell.high, cell.spread, cell.n, published.get((row.key, key)))
-        for key, cell in cells.items()
-    }
+    return {key: replace(cell, published=published.get((row.key, key))) for key, cell in cells.items()}
 
 
 def file_name(name: str) -> str:

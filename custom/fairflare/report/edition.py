@@ -6,7 +6,7 @@ A function of the run's folder alone, like the report; nothing is trained, loade
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairflare.core.errors import UserError
@@ -212,8 +212,3 @@ def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
 def _splits(trail: Trail, site: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = (trail.evaluation.get("sites") or {}).get(site) or {}
     return found
-
-
-def names_of(summary: Json) -> Sequence[str]:
-    """The sites that there may be an edition for, in the order of the report."""
-    return [row["site"] for row in summary["sites"]]

@@ -2,7 +2,8 @@
 """Tables (``table_model``) as Markdown, CSV, LaTeX, HTML and JSON.
 
 Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
-command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole.
+command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole. Not by
+pandas' Styler, which escapes no caption, knows no groups of rows, footnotes or ``scope`` and writes no Markdown.
 """
 
 from __future__ import annotations
@@ -17,13 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.federation.state import save_json, save_text
-from fairflare.report.table_model import Cell, Column, Row, Table, headings
+from fairflare.report.table_model import NUMBERS, Cell, Column, Table, headings
 from fairflare.report.templates import drawn, rendered
 
-CSV_COLUMNS = (
-    "table", "group", "row", "column_group", "column", "value", "low", "high", "spread", "n", "published", "words",
-    "mark", "notes",
-)  # fmt: skip
+CSV_COLUMNS = ("table", "group", "row", "column_group", "column", *NUMBERS, "words", "mark", "notes")
 ENDINGS = ("json", "csv", "md", "tex", "html")
 """The files that ``write_tables`` writes, each with the same name."""
 DAGGER = "\N{DAGGER}"
@@ -55,23 +53,24 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
         table: what to write.
         heading: level of a heading with the table's title, 1 to 6; None: no heading.
     """
-    groups = any(column.group for column in table.columns)
-    names = [f"{c.group}: {c.title}" if groups and c.group else c.title for c in table.columns]
-    lines = ["| " + " | ".join(map(markdown, (table.stub, *names))) + " |"]
-    lines += ["| " + " | ".join(["---", *("---" if column.words else "--:" for column in table.columns)]) + " |"]
+    names = [f"{c.group}: {c.title}" if c.group else c.title for c in table.columns]
+    lines = [[markdown(name) for name in (table.stub, *names)]]
+    lines += [["---", *("---" if column.words else "--:" for column in table.columns)]]
     for group, rows in groupby(table.rows, key=lambda row: row.group):
-        if group:
-            lines.append("| " + " | ".join([f"**{markdown(group)}**", *("" for _ in table.columns)]) + " |")
+        lines += [[f"**{markdown(group)}**", *("" for _ in table.columns)]] if group else []
         for row in rows:
             cells = [_markdown_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append("| " + " | ".join([markdown(row.title) + _superscript(row.notes), *cells]) + " |")
+            lines.append([markdown(row.title) + _superscript(row.notes), *cells])
     parts = [f"{'#' * heading} {markdown(table.title)}"] if heading else []
     parts += [markdown(table.caption)] if table.caption else []
-    parts += ["\n".join(lines)]
-    parts += (
-        ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))] if table.footnotes else []
-    )
-    return "\n\n".join(parts) + "\n"
+    parts += [piped(lines)]
+    parts += ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def piped(lines: Iterable[Iterable[str]]) -> str:
+    """The lines of a Markdown table, whose cells are written out."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def as_csv(*tables: Table) -> str:
@@ -83,11 +82,10 @@ def as_csv(*tables: Table) -> str:
         for row in table.rows:
             for column in table.columns:
                 cell = table.cell(row, column)
-                numbers = (cell.value, cell.low, cell.high, cell.spread, cell.n, cell.published)
                 names = (table.key, row.group, row.key, column.group, column.key)
                 last = (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
-                values = ("" if number is None else number for number in numbers)
-                writer.writerow([*map(spreadsheet, names), *values, *map(spreadsheet, last)])
+                numbers = (getattr(cell, name) for name in NUMBERS)  # csv writes None as nothing
+                writer.writerow([*map(spreadsheet, names), *numbers, *map(spreadsheet, last)])
     return out.getvalue()
 
 
@@ -110,7 +108,8 @@ def _latex_table(table: Table) -> str:
             lines.append(" & ".join([_first(row.title) + _latex_notes(row.notes), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     notes = [f"$^{{{i}}}$ {latex(note)}" for i, note in enumerate(table.footnotes, 1)]
-    notes += [f"{latex(DAGGER)} dominated"] if _has(table, "dominated") else []
+    dominated = any(cell.mark == "dominated" for row in table.rows for cell in row.cells.values())
+    notes += [f"{latex(DAGGER)} dominated"] if dominated else []
     lines += [r"\par\smallskip\footnotesize", " ".join(notes)] if notes else []
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
@@ -208,23 +207,17 @@ def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: M
 def shown(table: Table) -> dict[str, Any]:
     """What the macro ``one_table`` of the templates takes."""
     heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
-    return {"table": table, "heads": heads, "over": headings(table.columns), "parts": _parts(table)}
-
-
-def _parts(table: Table) -> list[dict[str, Any]]:
-    """The table's rows by group, each value as the page shows it."""
-    return [
-        {"group": group, "rows": [_html_row(table, row) for row in rows]}
+    parts = [
+        {
+            "group": group,
+            "rows": [{"row": row, "cells": [_html_cell(table.cell(row, c), c) for c in table.columns]} for row in rows],
+        }
         for group, rows in groupby(table.rows, key=lambda row: row.group)
     ]
+    return {"table": table, "heads": heads, "over": headings(table.columns), "parts": parts}
 
 
-def _html_row(table: Table, row: Row) -> dict[str, Any]:
-    return {"title": row.title, "notes": row.notes, "cells": [_html_cell(table, row, c) for c in table.columns]}
-
-
-def _html_cell(table: Table, row: Row, column: Column) -> dict[str, Any]:
-    cell = table.cell(row, column)
+def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
     form = cell.form or column.form
     below = cell.interval(column.form).strip(" []").replace(", ", " to ") if cell.spread is None else ""
     shown = form.write(cell.value) if below and not cell.words else cell.written(column.form)
@@ -235,13 +228,13 @@ def _html_cell(table: Table, row: Row, column: Column) -> dict[str, Any]:
 
 def _markdown_cell(cell: Cell, column: Column) -> str:
     shown = markdown(cell.words) if cell.words else cell.written(column.form)
-    around = {"best": "**", "second": "_"}.get(cell.mark, "")
+    around = "**" if cell.mark == "best" else ""
     return f"{around}{shown}{around}" + _after(cell, column, _superscript)
 
 
 def _latex_cell(cell: Cell, column: Column) -> str:
     shown = latex(cell.written(column.form))
-    shown = {"best": f"\\textbf{{{shown}}}", "second": f"\\underline{{{shown}}}"}.get(cell.mark, shown)
+    shown = f"\\textbf{{{shown}}}" if cell.mark == "best" else shown
     return shown + latex(_after(cell, column, lambda notes: "")) + _latex_notes(cell.notes)
 
 
@@ -277,10 +270,6 @@ def _latex_notes(notes: Iterable[int]) -> str:
 def _superscript(notes: Iterable[int]) -> str:
     shown = ",".join(map(str, notes))
     return f" <sup>{shown}</sup>" if shown else ""
-
-
-def _has(table: Table, mark: str) -> bool:
-    return any(cell.mark == mark for row in table.rows for cell in row.cells.values())
 
 
 def _plain(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,8 +13,9 @@ from fairflare.report.values import MISSING, json_value, number, signed, text
 
 FORMAT = 1
 KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NUMBERS = ("value", "low", "high", "spread", "n", "published")
 Better = Literal["", "higher", "lower"]
-Mark = Literal["", "best", "second", "dominated"]
+Mark = Literal["", "best", "dominated"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Cell:
         n: how many values it is of.
         published: the number that a paper prints in this place, on the same data.
         words: text in place of a number.
-        mark: "best" and "second" of a column, "dominated" (another row is at least as good in every compared column).
+        mark: "best" of a column, "dominated" (another row is at least as good in every compared column).
         notes: numbers of footnotes, from 1.
         form: how its numbers are written where that is not the column's.
     """
@@ -109,11 +110,10 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that say something."""
-        usual = Cell()
-        found = {name: getattr(self, name) for name in ("value", "low", "high", "spread", "n", "published")}
-        kept = {name: value for name, value in found.items() if name == "value" or value is not None}
-        kept |= {name: getattr(self, name) for name in ("words", "mark") if getattr(self, name)}
-        return json_value(kept | ({"notes": self.notes} if self.notes != usual.notes else {}))
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        kept = {name: value for name, value in numbers.items() if name == "value" or value is not None}
+        kept |= {name: getattr(self, name) for name in ("words", "mark", "notes") if getattr(self, name)}
+        return json_value(kept)
 
 
 @dataclass(frozen=True)
@@ -221,21 +221,17 @@ class Table:
         return {"format": FORMAT, **about, "columns": columns, "rows": rows, "footnotes": list(self.footnotes)}
 
 
-def with_best(table: Table, *, second: bool = False, groups: bool = False) -> Table:
+def with_best(table: Table) -> Table:
     """The table with the best value of each column that says which is better marked; equal as written is equally good.
 
-    Args:
-        table: marks of its cells stay where they are; a column with one value gets none.
-        second: mark the second best value, too.
-        groups: the best of each group of rows.
+    Marks of its cells stay where they are; a column with one value gets none.
     """
-    marks: dict[tuple[str, str], Mark] = {}
-    parts = {row.group for row in table.rows} if groups else {None}
-    for column in table.columns:
-        for part in sorted(parts, key=str):
-            rows = [row for row in table.rows if part is None or row.group == part]
-            marks |= {(key, column.key): mark for key, mark in _ranked(table, rows, column, second)}
-    return replace(table, rows=tuple(_marked(row, marks) for row in table.rows))
+    best = {(key, column.key) for column in table.columns for key in _best(table, column)}
+    rows = [
+        replace(row, cells={key: _marked(cell, (row.key, key) in best) for key, cell in row.cells.items()})
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
 
 
 def headings(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -249,26 +245,19 @@ def headings(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return found if any(column.group for column in columns) else []
 
 
-def _ranked(table: Table, rows: Iterable[Row], column: Column, second: bool) -> list[tuple[str, Mark]]:
-    if not column.better:
-        return []
-    sign = 1 if column.better == "higher" else -1
-    cells = {row.key: table.cell(row, column) for row in rows}
-    shown = {
-        key: sign * round(cell.value * form.scale, form.digits)
-        for key, cell in cells.items()
-        if cell.value is not None and math.isfinite(cell.value) and (form := cell.form or column.form)
+def _best(table: Table, column: Column) -> list[str]:
+    """The keys of the rows with the best value of ``column``."""
+    written = {
+        row.key: round(cell.value * form.scale, form.digits)
+        for row in table.rows
+        if (cell := table.cell(row, column)).value is not None and math.isfinite(cell.value)
+        if (form := cell.form or column.form)
     }
-    order = sorted(set(shown.values()), reverse=True)
-    if len(shown) < 2:
+    if not column.better or len(written) < 2:
         return []
-    wanted: list[Mark] = ["best", "second"] if second else ["best"]
-    return [(key, mark) for value, mark in zip(order, wanted) for key, found in shown.items() if found == value]
+    top = (max if column.better == "higher" else min)(written.values())
+    return [key for key, value in written.items() if value == top]
 
 
-def _marked(row: Row, marks: Mapping[tuple[str, str], Mark]) -> Row:
-    cells = {
-        key: replace(cell, mark=marks.get((row.key, key), "")) if not cell.mark else cell
-        for key, cell in row.cells.items()
-    }
-    return replace(row, cells=cells)
+def _marked(cell: Cell, best: bool) -> Cell:
+    return replace(cell, mark="best") if best and not cell.mark else cell

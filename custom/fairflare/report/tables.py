@@ -15,7 +15,7 @@ from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.in_use import remark
 from fairflare.report.quantities import NAMES, QUANTITIES
 from fairflare.report.table_files import as_markdown as as_markdown_table
-from fairflare.report.table_files import markdown, spreadsheet
+from fairflare.report.table_files import markdown, piped, spreadsheet
 from fairflare.report.values import MISSING, capital, with_half_width, with_interval
 from fairflare.report.words import differences
 
@@ -67,6 +67,7 @@ def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> 
     methods, names = comparison["methods"], _known(comparison["methods"])
     labels = [markdown(method["label"]) for method in methods]
     values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
+    rule = ["---", *("--:" for _ in methods)]
     if methods[0]["objective"]:
         values = [["trained with", *(markdown(objective_words(method)) for method in methods)], *values]
     parts = [
@@ -75,14 +76,14 @@ def as_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> 
         f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
         f"{capital(drawn_words(comparison))}.",
         markdown(remark(methods)),
-        _table(["final model", *labels], values),
+        piped([["final model", *labels], rule, *values]),
     ]
     if len(methods) > 1:
         others = methods[1:]
         paired = [[NAMES[name], *(_difference(comparison, method, name) for method in others)] for name in names]
         parts += [
             f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
-            _table(["difference", *labels[1:]], paired),
+            piped([["difference", *labels[1:]], rule[:-1], *paired]),
         ]
         parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
     for table in comparison_tables(comparison):
@@ -104,8 +105,3 @@ def _difference(comparison: Json, method: Json, name: str) -> str:
         return MISSING
     wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
     return f"{with_interval(paired)}, {wins}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

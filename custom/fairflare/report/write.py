@@ -83,12 +83,12 @@ def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, d
     Raises:
         UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, it has no such site.
     """
-    from fairflare.report.edition import edition, names_of, require_site
+    from fairflare.report.edition import edition, require_site
 
     config, entries = read_run(folder)
     with _made_of_the_log("edition"):
         summary, trail = summarise(config, entries), counted_trail(config, entries)
-        names = list(sites) or list(names_of(summary))
+        names = list(sites) or [row["site"] for row in summary["sites"]]
         for site in names:
             require_site(summary, site)
         found = {site: edition(summary, trail, site) for site in names}

@@ -3,6 +3,7 @@
 
 import copy
 import re
+from html.parser import HTMLParser
 from importlib import resources
 
 import pytest
@@ -13,6 +14,7 @@ from fairflare.report.note_figures import note_figure
 from fairflare.report.note_tables import noted
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
+from fairflare.report.templates import environment
 from fairflare.rules.fedce import FedCE
 from fairflare.rules.fedheal import FedHEAL
 from fairflare.rules.fedlwr import FedLWR
@@ -143,6 +145,30 @@ def test_untrusted_names_are_escaped(noted_inputs, self_contained):
     html = render_run(summarise(**noted_inputs))
     self_contained(html)
     assert "<script" not in html
+
+
+PARTS = """{% import "parts.html.j2" as p %}
+{% call(row) p.table(evil, evil, [[evil], [evil, evil], evil, none], [evil], [(evil, 2)]) %}
+{{ p.line(row, [evil, [evil, evil], none], worst=true) }}{{ p.benefit(evil, [[evil]], joined) }}{% endcall %}
+{{ p.own_groups([{"group": evil, "n": 9, "value": 0.5}], evil, evil, evil, evil) }}{{ p.at(0.5, evil) }}
+{{ p.simulated({"simulated": evil, "real": evil}) }}{{ p.unfinished(evil, evil) }}{{ p.risk_of(evil) }}
+{{ p.left_out({evil: {"code": evil, "detail": evil}}) }}{% call p.facts(evil) %}{{ evil }}{% endcall %}
+{{ evil | code }}{{ p.figures_of([evil]) }}"""
+JOINED = {"n": 9, "federated": 0.5, "solo": 0.5, "benefit": 0.0, "low": None, "high": None, "verdict": '"><script>'}
+
+
+def test_the_parts_of_a_page_escape_whatever_they_are_given():
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            known = {"class", "scope", "role", "aria-label", "tabindex", "colspan", "rowspan"}
+            assert tag != "script" and {name for name, _ in attrs} <= known, (tag, attrs)
+            quoted.extend(value for _, value in attrs if "script" in (value or ""))
+
+    evil, quoted = "\"' onload=x><script>alert(1)</script>{{ 7 * 7 }}", []
+    page = environment().from_string(PARTS).render(evil=evil, joined=JOINED)
+    Reader(convert_charrefs=True).feed(page)
+    assert "49" not in page and page.count("&lt;script&gt;") >= 25
+    assert quoted == [evil] * 3, "a label and two classes, whole within their quotes"
 
 
 @pytest.mark.parametrize("junk", [None, 3, "x", {"site-1": "x"}, {"site-1": float("nan")}, {}])

@@ -50,9 +50,6 @@ def test_best_is_of_what_is_written_and_in_the_better_direction(table):
     assert marks["a", "clean"] == marks["b", "clean"] == "best", "0.810 and 0.810 look alike"
     assert (marks["a", "noise"], marks["b", "noise"]) == ("", "best")
     assert (marks["a", "gap"], marks["b", "gap"]) == ("best", "")
-    second = with_best(table, second=True).rows[0].cells["noise"]
-    assert second.mark == "second"
-    assert not any(cell.mark for row in with_best(table, groups=True).rows for cell in row.cells.values())
     assert "**62.0**" in as_markdown(with_best(table)) and r"\textbf{62.0}" in as_latex(with_best(table))
 
 
