@@ -131,3 +131,13 @@ def test_what_needs_classes_is_refused_in_one_line(plugin, values, message):
 def test_a_method_that_needs_classes_is_refused(plugin):
     with pytest.raises(UserError, match="needs one class label"):
         make_config("fedproto", TASK)
+
+
+def test_a_kind_without_a_score_says_nothing_of_groups(plugin, monkeypatch, tmp_path):
+    kind = dataclasses.replace(plugin.MadeUpSurvival.kind, score="")
+    monkeypatch.setattr(plugin.MadeUpSurvival, "kind", kind)
+    check_task(TASK, patients=80)
+    call("run", "fedavg", "--task", TASK, "--rounds", "1", "--set", "group_by=sex", "--out", tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "report.json").read_text())["detail"]
+    assert not [row for row in found["groups"]["rows"] if row["value"] is not None]
+    assert list(found["benefit"]["metrics"]) == ["c_index", "likelihood"]
