@@ -41,7 +41,9 @@ def check_task(name: str, preset: str | None = None, **options: Any) -> None:
     """
     task = tasks.load(name, preset, **options)
     is_json(name, task)
-    names = (*task.metrics, *metric.LOSSES)
+    names, score = (*task.metrics, *metric.LOSSES), task.kind.score
+    each = not score or (task.metric(score).each is not None and task.metric(score).higher_is_better)
+    assert each, f"{name}: score {score}: expected a metric with each, and higher values that are better"
     assert task.headline in task.metrics, f"{name}: headline {task.headline}: expected one of {', '.join(task.metrics)}"
     assert len(set(names)) == len(names), f"{name}: metrics: expected different names, and neither of the losses"
     assert len(task.sites()) >= 1, f"{name}: expected sites"
