@@ -24,7 +24,7 @@ from fairflare.functional.conformal import quantile, rank_of, true_scores
 from fairflare.functional.recalibration import fitted
 from fairflare.functional.risk_control import fewest
 
-BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False)
+BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False, has_masks=True)
 GROUPED = Shape(2, True, ("young", "old"))
 
 

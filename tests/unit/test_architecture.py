@@ -34,7 +34,7 @@ BELOW = {
     "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
     "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
     "inference": {"core", "functional", "federation", "clinic", "report", "build", "trainers"},
-    "testing": {"core", "functional", "privacy", "federation", "build", *PARTS},
+    "testing": {"core", "functional", "privacy", "federation", "clinic", "build", *PARTS},
     "app": {
         "core",
         "functional",

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.core import registry
+from fairflare.core import metric, registry
 from fairflare.core.types import Cost, Number, TensorSpec
 from fairflare.probes.base import Probe
-from fairflare.testing import check_probe, check_rule, check_trainer, probes, rules, trainers
+from fairflare.testing import check_metric, check_probe, check_rule, check_task, check_trainer, probes, rules, trainers
 from fairflare.testing.example import outline
 from fairflare.trainers.sgd import PlainTrainer
 
@@ -38,6 +38,23 @@ def test_every_probe_passes(id):
 @each("id", registry.parts("rule"))
 def test_every_rule_passes(id):
     check_rule(id)
+
+
+@pytest.mark.parametrize("name", [name for name, one in metric.metrics().items() if one.kind])
+def test_every_metric_passes(name):
+    check_metric(name)
+
+
+@pytest.mark.parametrize("name", ["support2", "heart"])
+def test_a_task_of_the_package_passes(name):
+    check_task(name)
+
+
+def test_a_metric_needs_a_way_to_be_computed_and_a_range():
+    with pytest.raises(ValueError, match="benefit: expected each or weighted"):
+        metric.Metric("one", value=lambda cases: 0.5, benefit=True)
+    with pytest.raises(ValueError, match="expected a range low < high"):
+        metric.Metric("one", low=1.0)
 
 
 def test_settings_reach_the_part():

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import SITE, shown
@@ -23,7 +24,6 @@ LONGEST_BYTES = 200
 """Of them in UTF-8; a file system takes 255 in all."""
 MOST_RUNS = 1000
 """Of methods, of seeds, and of combinations of a grid in one comparison."""
-KINDS = ("classification", "segmentation", "tabular")
 
 
 def own_data(
@@ -50,11 +50,11 @@ def own_data(
     shown_as, datalists = datalists, folder_of_lists(datalists)
     described = _description(datalists)
     chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
-    if chosen is None or chosen.partition(":")[0] not in KINDS:
-        text = f"--datalists: expected --kind {' or '.join(KINDS)} with it, got {chosen or 'none'}"
+    if chosen is None or chosen.partition(":")[0] not in FORMS:
+        text = f"--datalists: expected --kind {' or '.join(FORMS)} with it, got {chosen or 'none'}"
         raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
     kind_of_data = TASKS[chosen.partition(":")[0]]
-    assert issubclass(kind_of_data, OwnData)  # as every one of KINDS is
+    assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
     suffixes = kind_of_data.suffixes
     names = sites_in(datalists, suffixes) if datalists.is_dir() else []
     if not names:

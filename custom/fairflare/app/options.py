@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import KINDS, own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
+from fairflare.app.arguments import own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
 from fairflare.app.waiting import started
+from fairflare.clinic.forms import FORMS
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
@@ -124,7 +125,7 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
     @click.option("--datalists", "--data", type=PATH, metavar="DIR", help="Your own data, after `fairflare init DIR`.")
-    @click.option("--kind", type=click.Choice(KINDS), help="What --datalists are of.")
+    @click.option("--kind", type=click.Choice([*FORMS]), help="What --datalists are of.")
     @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
     @click.option(
         "--code",

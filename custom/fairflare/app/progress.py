@@ -22,6 +22,7 @@ from rich.text import Text
 from fairflare.app.terminal import clean, err
 from fairflare.app.waiting import Waiting, started
 from fairflare.core.findings import Finding
+from fairflare.core.metric import LOSSES, named
 from fairflare.federation.files import AUDIT
 from fairflare.report.log import line
 from fairflare.report.values import number
@@ -30,8 +31,6 @@ MOST_ERRORS = 20
 """Of preflight, at all sites together, that are printed while it looks."""
 NEAR_ZERO = 0.05
 """Balanced accuracy of a site below which a line says what that means: chance is 1 over the number of its classes."""
-LOSSES = ("loss", "train_loss")
-"""What stands for a score where a round has none, in this order."""
 
 
 class Follower:
@@ -217,7 +216,8 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     name, values = scored(entry, headline)
     if not values:
         return ""
-    site = (min if name == headline else max)(sorted(values), key=values.__getitem__)
+    worst = min if named(name).higher_is_better else max
+    site = worst(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
     words = {"train_loss": "training loss"}.get(name, f"validation {name.replace('_', ' ')}")
     return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site}){_why_near_zero(name, values)}"

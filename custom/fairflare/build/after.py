@@ -60,7 +60,7 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
 
 def shape(task: Task, groups: tuple[str, ...]) -> Shape:
     """The same of a task whose sites tell ``groups`` apart."""
-    return Shape(len(task.classes), task.kind.has_classes, task.kind.has_masks, groups)
+    return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)
 
 
 def at_server(config: RunConfig, parts: Parts, view: View) -> After | None:

@@ -98,4 +98,5 @@ def may_leave(config: RunConfig, parts: Parts, egress: Egress) -> Egress:
 
 
 def _reports(parts: Parts) -> tuple[Number, ...]:
-    return reports(parts.task.measures, parts.task.group_measures, parts.grouping.names)
+    task = parts.task
+    return reports(task.measures, task.group_measures, parts.grouping.names, lambda name: task.metric(name).range)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from fairflare.clinic.base import Task
-from fairflare.core import plugins, registry
+from fairflare.core import metric, plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import checked
 from fairflare.core.suggest import unlisted
@@ -82,7 +82,18 @@ def load(name: str, preset: str | None = None, **overrides: object) -> Task:
     given = {ALIASES.get(key, key): value for key, value in overrides.items()}
     for key in given:
         _known(f"option of task {name!r}", key, dict.fromkeys(options))
-    return cls(**{key: checked(cls, key, value) for key, value in {**chosen.options, **given}.items()})
+    made = cls(**{key: checked(cls, key, value) for key, value in {**chosen.options, **given}.items()})
+    _check_metrics(made)
+    return made
+
+
+def _check_metrics(task: Task) -> None:
+    """Raise UserError where a metric that the task names is none, so that no site could say it."""
+    if type(task).evaluate is not Task.evaluate:
+        return  # its own code computes them
+    for name in task.metrics:
+        if not task.metric(name).computed:
+            raise UserError(f"task {task.name}: {unlisted('metric', name, sorted(metric.metrics()))}")
 
 
 def known(name: str) -> type[Task]:

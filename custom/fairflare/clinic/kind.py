@@ -70,8 +70,8 @@ class TaskKind(ABC):
         name: of the kind, e.g. "classification"; metrics name it as theirs.
         metrics: names of what a task of this kind reports beside the loss.
         headline: the one that fairness is reported in, unless a task names another.
-        score: the metric whose ``each`` is a patient's score, which groups of patients are compared in; "": none is,
-            and there are no groups.
+        score: the metric whose ``each``, in [0, 1] and better where it is higher, is a patient's score, in which groups
+            of patients are compared; "": none is, and groups are not.
     """
 
     name: str

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.clinic.fingerprint import Fingerprint
+from fairflare.clinic.forms import FORMS
 from fairflare.clinic.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
 
 Prints = Mapping[str, Fingerprint]
@@ -100,12 +101,12 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
 
     Args:
-        kind: "classification", "segmentation" or "tabular".
+        kind: of the data, see ``clinic.forms``.
         prints: site -> its fingerprint.
     """
     if kind not in EFFORTS or not prints:
         return []
-    if kind == "tabular":
+    if FORMS[kind].table:
         own, linear = _of_table(prints)
         effort = LINEAR if linear else EFFORTS[kind]
     else:
@@ -244,7 +245,7 @@ def _in_window(
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     """Batch, local steps and rounds, from a usual site: a batch is never larger than the site that it is of."""
-    what = "rows" if kind == "tabular" else "images"
+    what = f"{FORMS[kind].example}s"
     usual, classes = median(one.n_train for one in prints.values()), max(one.classes for one in prints.values())
     fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
     batch = min(max(fits, effort.smallest, _power_above(classes)), effort.largest)

@@ -59,8 +59,9 @@ class Split:
 
     @property
     def labels(self) -> Tensor:
-        """int64 (N,) classes; empty where targets are masks."""
-        return self.targets if self.targets.dim() == 1 else torch.empty(0, dtype=torch.int64)
+        """int64 (N,) classes; empty where targets are none."""
+        classes = self.targets.dim() == 1 and not self.targets.is_floating_point()
+        return self.targets if classes else torch.empty(0, dtype=torch.int64)
 
     @property
     def in_memory(self) -> bool:

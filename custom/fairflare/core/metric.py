@@ -103,6 +103,11 @@ class Metric:
         """Whether it can be computed under a resample of the cases."""
         return self.each is not None or self.weighted is not None
 
+    @property
+    def computed(self) -> bool:
+        """Whether it says how it is computed."""
+        return self.value is not None or self.resampled
+
     def fits(self, n_classes: int) -> bool:
         """Whether it is defined for an outcome of so many classes."""
         return n_classes == 2 or not self.two_classes

@@ -127,5 +127,6 @@ def _import_file(spec: ModuleSpec) -> None:
 
 def modules() -> list[ModuleType]:
     """The plugins that are loaded, and the rooms' modules, among which a job carries its plugins."""
-    names = [_name(Path(place)) if what == "file" else place.partition(":")[0] for what, place in sorted(_done)]
+    names = [_name(path) for path in files() if ("file", str(path)) in _done]
+    names += [place.partition(":")[0] for what, place in sorted(_done) if what == "entry point"]
     return [sys.modules[name] for name in (*_in_rooms, *names) if name in sys.modules]

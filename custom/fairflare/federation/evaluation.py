@@ -131,11 +131,13 @@ def group_values(
     """Group -> size and mean of its examples' ``hits``, for every group whose count may leave the site.
 
     Args:
-        hits: float64 (N,) in [0, 1].
+        hits: float64 (N,) in [0, 1]; empty where nothing is a case's score: then there is nothing.
         members: (N,) index of each example's group, -1 where it is in none.
         groups: their names.
         min_count: see ``results``.
     """
+    if len(hits) != len(members):
+        return {}
     rows = [members == g for g in range(len(groups))]
     counts = [int(row.sum()) for row in rows]
     may_leave = released(counts, min_count, unknown=len(members) - sum(counts))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairflare.clinic.forms import FORMS, IMAGES
 from fairflare.clinic.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
 from fairflare.clinic.readers.datalist import read_lists
 from fairflare.clinic.site_config import SiteConfig, read_site_config
@@ -83,19 +84,19 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
     """Raise UserError where ``dataset.json`` says that the data are of another kind, or of other classes."""
     if not described:
         return
-    kind, task = described["kind"], opened.config.task
-    tables = opened.task.table_inputs() is not None
-    if (kind == "tabular") != tables or (kind == "segmentation") != opened.task.kind.has_masks:
+    kind, task, form = described["kind"], opened.config.task, FORMS.get(described["kind"])
+    tables, masks = opened.task.table_inputs() is not None, opened.task.kind.has_masks
+    if form is None or (form.table, form.masks) != (tables, masks):
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
     named = not getattr(opened.task, "numbered", False)
-    same = theirs == ours if kind == "segmentation" or not named else set(theirs) <= set(ours)
+    same = theirs == ours if form.masks or not named else set(theirs) <= set(ours)
     if theirs and not same and (named or len(theirs) != len(ours)):
         raise UserError(f"{data}: classes: expected {_some(ours)}, as the run has them, got {_some(theirs)}")
     values, own = (options.get("mask_values") or "" for options in (described["options"], opened.config.options))
-    if kind == "segmentation" and values != own:
+    if form.masks and values != own:
         raise UserError(f"{data}: mask_values: expected {shown(own)}, as the run has them, got {shown(values)}")
-    if kind == "classification" and named and theirs and theirs != ours:
+    if form == IMAGES and named and theirs and theirs != ours:
         _refuse_numbers(data)
 
 

@@ -223,9 +223,10 @@ def all_finite(tensor: torch.Tensor) -> bool:
 def _check_names(what: str, found: Any, known: Iterable[str]) -> None:
     if not isinstance(found, Mapping):
         raise EgressRefused(f"{what}: not a mapping")
-    extra = [name for name in found if name not in set(known)]
-    if extra:
-        raise EgressRefused(f"{what}: a name that is not on the list")
+    agreed = set(known)
+    if any(name not in agreed for name in found):
+        listed = f": {', '.join(sorted(agreed))[:200]}" if what == "metric" and agreed else ""
+        raise EgressRefused(f"{what}: a name that is not on the list{listed}")
 
 
 def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]]) -> None:

@@ -9,11 +9,15 @@ import sys
 import pytest
 
 from cases import each
+from fairflare.build.assembly import build_site
+from fairflare.build.config import make_config
+from fairflare.build.parts import build_parts
 from fairflare.build.tasks import TASKS, load
 from fairflare.clinic.base import Task
 from fairflare.clinic.kinds.own import OwnData
 from fairflare.core.errors import UserError
-from fairflare.core.types import Training
+from fairflare.core.types import Round, Training
+from fairflare.federation.messages import Instruction
 
 ALL = [(name, preset) for name, cls in TASKS.items() for preset in cls.presets]
 
@@ -80,3 +84,18 @@ def test_importing_the_tasks_is_cheap():
     code = f"import sys, fairflare.build.tasks; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_metric_that_nobody_has_declared_is_named_before_a_run(monkeypatch):
+    monkeypatch.setattr(TASKS["support2"], "metrics", ("accuracy", "acuracy"))
+    with pytest.raises(UserError, match="task support2: unknown metric 'acuracy'; did you mean accuracy"):
+        load("support2")
+
+
+def test_a_metric_that_a_tasks_own_code_adds_does_not_leave_and_the_list_is_shown(monkeypatch):
+    config = make_config("fedavg", "support2", rounds=2)
+    parts = build_parts(config)
+    site, honest = build_site(config, parts, "site-1"), type(parts.task).evaluate
+    monkeypatch.setattr(type(parts.task), "evaluate", lambda *given: honest(*given) | {"mine": 0.5})
+    error = site.handle(Instruction("train", Round(1, 2), parts.model)).error
+    assert error.startswith("egress: metric: a name that is not on the list: accuracy, auc, ") and "mine" not in error

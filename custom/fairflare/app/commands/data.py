@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from fairflare.app.arguments import KINDS, own_names, parse_pairs
+from fairflare.app.arguments import own_names, parse_pairs
 from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option, without_option
+from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import RunFailed, UserError
 
 FEW = 3
@@ -18,7 +19,7 @@ FEW = 3
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where `fairflare init` has not said it.")
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where `fairflare init` has not said it.")
 @click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
 @click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import KINDS
 from fairflare.app.options import PATH, as_json
+from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "mis
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--kind", type=click.Choice(KINDS), help="What the data are, where it cannot be found out.")
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
 @click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
 @click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
 @click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from fairflare.app.arguments import KINDS, own_data, own_names, own_pairs, parse_pairs
+from fairflare.app.arguments import own_data, own_names, own_pairs, parse_pairs
 from fairflare.app.options import PATH, as_json, set_option
+from fairflare.clinic.forms import FORMS
 
 
 @click.command()
 @click.argument("site_config", type=PATH)
-@click.option("--kind", type=click.Choice(KINDS), required=True, help="What the data are.")
+@click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
 @click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
 @click.option("--out", type=PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
@@ -36,7 +37,7 @@ def fingerprint(
 
 @click.command()
 @click.argument("sources", type=PATH, nargs=-1, required=True, metavar="DIR|FILE...")
-@click.option("--kind", type=click.Choice(KINDS), help="What the data in DIR are.")
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data in DIR are.")
 @click.option("--classes", metavar="N", help="Classes or structures of DIR: a number, or names A,B,C.")
 @click.option("--out", type=PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export.")
 @set_option

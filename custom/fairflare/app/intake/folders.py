@@ -19,6 +19,7 @@ from fairflare.app.intake.groups import group_columns, grouped_by
 from fairflare.app.intake.levels import FOLDER, Roles, roles
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import COUNTED, mostly, says_class, split_word
+from fairflare.clinic.forms import IMAGES, MASKED_IMAGES
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.headers import headers
 from fairflare.clinic.readers.naming import stem
@@ -49,8 +50,8 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
     if not files.images:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{_others(files)}")
     paired, alone = naming.pairs(files.images)
-    with_masks = chosen.kind != "classification" and any(paired.values())
-    if not with_masks and chosen.kind == "segmentation":
+    with_masks = chosen.kind != IMAGES.name and any(paired.values())
+    if not with_masks and chosen.kind == MASKED_IMAGES.name:
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
     if with_masks and not chosen.kind and _masks_or_classes(paired, chosen):

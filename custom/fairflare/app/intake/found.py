@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairflare.app.intake.ask import Ask, refuse
+from fairflare.clinic.forms import FORMS, DataForm
 from fairflare.clinic.readers.tables import MISSING
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
@@ -61,7 +62,7 @@ class Found:
     """What a folder holds.
 
     Attributes:
-        kind: "classification", "segmentation" or "tabular".
+        kind: the name of their form, see ``clinic.forms``.
         layout: in words.
         examples: all that have a label.
         classes: of the labels, or the structures.
@@ -79,6 +80,11 @@ class Found:
     patients: str = ""
     notes: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> DataForm:
+        """How the examples lie on disk."""
+        return FORMS[self.kind]
 
     @cached_property
     def _by_site(self) -> dict[str, list[Example]]:

@@ -53,7 +53,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             raise UserError(f"--without: {unlisted('site', site, found.sites)}")
     if chosen.without:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
-    if found.kind == "segmentation":
+    if found.form.masks:
         check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
     else:
         check_sites_agree(found.examples, chosen)
@@ -63,7 +63,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
     if files.dead:
         notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
-    if chosen.window and found.kind == "tabular":
+    if chosen.window and found.form.table:
         raise UserError("--window: goes with images, got a table")
     if chosen.window:
         found = replace(found, options={**found.options, "window": chosen.window})

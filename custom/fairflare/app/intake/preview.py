@@ -32,7 +32,7 @@ def examples_of(found: Found) -> dict[tuple[str, str], list[Example]]:
     every: dict[tuple[str, str], list[Example]] = defaultdict(list)
     for site in found.sites:
         for one in found.of(site):
-            every[site, "" if found.kind == "segmentation" else one.label].append(one)
+            every[site, "" if found.form.masks else one.label].append(one)
     sites, classes = found.sites, list(found.classes)
 
     def place(key: tuple[str, str]) -> tuple[int, int]:

@@ -47,10 +47,10 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     """For a person."""
     found = proposal.found
     shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
-    if found.kind != "segmentation" and len(found.classes) == 2:
+    if not found.form.masks and len(found.classes) == 2:
         turned = ",".join(reversed(found.classes))
         shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
-    shown += _columns(found) if found.kind == "tabular" else []
+    shown += _columns(found) if found.form.table else []
     for key, value in found.options.items():
         if key not in ("features", "columns"):
             shown += _entry(key.replace("mask_values", "values"), value)
@@ -74,7 +74,7 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
         shown += _entry("links", f"{text}; the site files allow them (links: true)")
     where = (
         f"{root / 'fairflare'}: dataset.json, preview.html (three examples of every class and site), "
-        f"a {'table' if found.kind == 'tabular' else 'datalist'} and a site file"
+        f"a {found.form.listed} and a site file"
     )
     return [*shown, *_entry("writes", f"{where} (sites/SITE.yaml) for each site, {len(files)} files")]
 
@@ -95,15 +95,15 @@ def _columns(found: Found) -> list[str]:
 
 
 def _classes(found: Found) -> str:
-    if found.kind == "segmentation":
+    if found.form.masks:
         return ", ".join(found.classes)
     counts = Counter(one.label for one in found.examples)
     return ", ".join(f"{name} ({counts[name]})" for name in found.classes)
 
 
 def _unknown(found: Found) -> str:
-    column = " (--patient COLUMN says it)" if found.kind == "tabular" else ""
-    return f"unknown{column}: every {'row' if found.kind == 'tabular' else 'image'} is taken for a patient of its own"
+    column = " (--patient COLUMN says it)" if found.form.table else ""
+    return f"unknown{column}: every {found.form.example} is taken for a patient of its own"
 
 
 def _patients(found: Found, site: str) -> int | None:

@@ -38,7 +38,7 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
             drawn.append(site)
             settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
             splits = [SPLITS[0], *missing]
-            for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, found.kind != "segmentation")):
+            for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, not found.form.masks)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in drawn]

@@ -31,6 +31,7 @@ from fairflare.app.intake.levels import FOLDER, is_patient_level, roles
 from fairflare.app.intake.table_files import HOME, SITE, SPLIT, rows_of
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import split_word
+from fairflare.clinic.forms import IMAGES, MASKED_IMAGES, ROWS
 from fairflare.clinic.readers import naming
 from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
@@ -72,7 +73,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
-    if files.images and chosen.kind != "tabular":
+    if files.images and chosen.kind != ROWS.name:
         if key := _column_of_patients(files, table, own):
             return _patients(files, table, own, key, chosen)
         readings = [
@@ -251,10 +252,10 @@ def _images(
     chosen: Choices,
 ) -> Found:
     role = _roles(table, columns, chosen)
-    mask = "" if chosen.kind == "classification" else _column_of_files(table, columns, index, masks=True)
+    mask = "" if chosen.kind == IMAGES.name else _column_of_files(table, columns, index, masks=True)
     label, beside = mask or chosen.label, {}
     if not label:
-        beside = naming.pairs(files.images)[0] if chosen.kind != "classification" else {}
+        beside = naming.pairs(files.images)[0] if chosen.kind != IMAGES.name else {}
         if not any(beside.values()):
             label = _label(table, columns, chosen)
     if label and label not in columns:
@@ -348,7 +349,7 @@ def _folder_of_patients(table: pd.DataFrame) -> str:
 
 
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
-    if chosen.kind in ("classification", "segmentation"):
+    if chosen.kind in (IMAGES.name, MASKED_IMAGES.name):
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
     label = _label(table, columns, chosen)
     role = _roles(table, columns, chosen)

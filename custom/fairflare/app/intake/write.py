@@ -47,8 +47,8 @@ def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
     files = {f"{DESCRIPTION}.json": _json(description(root, found, links)), PREVIEW: page(root, found)}
     home = str(root.resolve())
     for site in found.sites:
-        name = f"{site}.csv" if found.kind == "tabular" else f"{site}.json"
-        files[name] = _table(found, site) if found.kind == "tabular" else _list(found, site)
+        name = f"{site}.csv" if found.form.table else f"{site}.json"
+        files[name] = _table(found, site) if found.form.table else _list(found, site)
         own = {"data_root": home, "datalist": f"{INSIDE}/{name}", **({"links": True} if links else {}), "min_count": 10}
         files[f"sites/{site}.yaml"] = "".join(f"{key}: {json.dumps(value)}\n" for key, value in own.items())
     return files

@@ -63,14 +63,14 @@ class Shape:
     Attributes:
         classes: their number.
         has_classes: whether every case has one class.
-        has_masks: whether every case has masks.
         groups: names of the run's groups.
+        has_masks: whether every case has masks.
     """
 
     classes: int
     has_classes: bool
-    has_masks: bool = False
     groups: tuple[str, ...] = ()
+    has_masks: bool = False
 
 
 @dataclass(frozen=True)

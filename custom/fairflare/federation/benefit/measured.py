@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,34 +28,40 @@ KINDS = (FEDERATED, SOLO, LOW, HIGH)
 N, ROUNDS = "n", "rounds"
 
 
-def reports(metrics: Sequence[str], group_metrics: Sequence[str], groups: Sequence[str]) -> tuple[Number, ...]:
+def reports(
+    metrics: Sequence[str],
+    group_metrics: Sequence[str],
+    groups: Sequence[str],
+    range_of: Callable[[str], tuple[float, float]] = lambda metric: (0.0, 1.0),
+) -> tuple[Number, ...]:
     """The numbers that a site may send.
 
     Args:
-        metrics: those of the task, all in [0, 1].
+        metrics: those of the task.
         group_metrics: those that groups have too.
         groups: names of the run's groups.
+        range_of: a metric's name -> its range.
     """
     found = [
         Number(ROUNDS, 0.0, float(MOST_STEPS), "rounds that the site has trained alone so far"),
         Number(N, 0.0, float(MOST_EXAMPLES), "cases of the test split"),
-        *(one for metric in metrics for one in _numbers(metric, "")),
+        *(one for metric in metrics for one in _numbers(metric, "", *range_of(metric))),
     ]
     for group in groups:
         found.append(Number(f"{N}/{group}", 1.0, float(MOST_EXAMPLES), "test cases of the group"))
-        found += [one for metric in group_metrics for one in _numbers(metric, f"/{group}")]
+        found += [one for metric in group_metrics for one in _numbers(metric, f"/{group}", *range_of(metric))]
     return tuple(found)
 
 
-def _numbers(metric: str, where: str) -> list[Number]:
+def _numbers(metric: str, where: str, least: float, most: float) -> list[Number]:
     of = ", in the group" if where else ""
     meanings = {
-        FEDERATED: (0.0, f"{metric} of the model that the site uses{of}"),
-        SOLO: (0.0, f"{metric} of the model that it has trained alone{of}"),
-        LOW: (-1.0, f"lower end of the interval of the difference in {metric}{of}"),
-        HIGH: (-1.0, f"upper end of the same{of}"),
+        FEDERATED: (least, most, f"{metric} of the model that the site uses{of}"),
+        SOLO: (least, most, f"{metric} of the model that it has trained alone{of}"),
+        LOW: (least - most, most - least, f"lower end of the interval of the difference in {metric}{of}"),
+        HIGH: (least - most, most - least, f"upper end of the same{of}"),
     }
-    return [Number(f"{kind}.{metric}{where}", low, 1.0, meaning) for kind, (low, meaning) in meanings.items()]
+    return [Number(f"{kind}.{metric}{where}", *about) for kind, about in meanings.items()]
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,8 @@ def measured(
             drawn.setdefault(key, []).append(ours[key] - theirs[key])
     for where, metrics in names.items():
         for metric in metrics:
+            if where and not scoring.enough(metric, pair.federated[1][torch.from_numpy(chosen[where])], min_count or 1):
+                continue
             found |= _told(metric, where, points, drawn)
     return found
 

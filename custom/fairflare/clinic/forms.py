@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a hospital's own examples lie on disk; the task that reads each form has its name. Nothing is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataForm:
+    """A form of data.
+
+    Attributes:
+        name: of the task on such data, as ``--kind`` and ``dataset.json`` say it.
+        example: what one example is.
+        listed: what says which examples there are.
+        masks: whether a label is a file with a mask.
+        table: whether an example is the row of a table.
+    """
+
+    name: str
+    example: str = "image"
+    listed: str = "datalist"
+    masks: bool = False
+    table: bool = False
+
+
+IMAGES = DataForm("classification")
+MASKED_IMAGES = DataForm("segmentation", masks=True)
+ROWS = DataForm("tabular", example="row", listed="table", table=True)
+FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS)}
