@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.app.comparison import arms
+from fairflare.app.study import arms
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.build.parts import build_parts
