@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairflare.app.federation import Federation as Federation
+    from fairflare.app.parallel import Cluster as Cluster
+    from fairflare.app.study import Study as Study
 
 __version__ = "0.1.0"
-__all__ = ["Federation", "__version__"]
-_HOMES = {"Federation": "fairflare.app.federation"}
+__all__ = ["Cluster", "Federation", "Study", "__version__"]
+_HOMES = {
+    "Cluster": "fairflare.app.parallel",
+    "Federation": "fairflare.app.federation",
+    "Study": "fairflare.app.study",
+}
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from fairflare.app.arguments import on_grid
 from fairflare.app.cli import main
-from fairflare.app.comparison import arms
 from fairflare.app.runs import default_folder
+from fairflare.app.study import arms
 from fairflare.build.chosen import chosen_parts, composed_title
 from fairflare.build.config import RunConfig, make_config
 from fairflare.core import registry

@@ -92,11 +92,11 @@ def test_coalitions_of_many_sites_have_folders(tmp_path, monkeypatch):
         pass
 
     def run_all(runs, folder, *args):
-        for name, _ in runs:
+        for name in runs:
             (folder / name).mkdir()
         raise Enough
 
-    monkeypatch.setattr("fairflare.app.contribution.run_all", run_all)
+    monkeypatch.setattr("fairflare.app.study.run_all", run_all)
     values = {"n_sites": 40, "min_sites": 1}
     choices = {"shapley": True, "permutations": 2, "choices": {"values": values}}
     question = Question("fedavg", "support2:dirichlet", (0,), **choices)

@@ -12,7 +12,7 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.app.comparison import arms
+from fairflare.app.study import arms
 from fairflare.build import tasks
 from fairflare.build.config import make_config
 from fairflare.clinic.base import Preset

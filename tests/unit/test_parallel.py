@@ -19,7 +19,8 @@ from rich.console import Console
 from fairflare.app import console, terminal
 from fairflare.app.board import Board, Elsewhere
 from fairflare.app.cli import main
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.parallel import budget
+from fairflare.app.study import Study
 from fairflare.build.config import make_config
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.report.write import check_resumable, verify_run
@@ -37,10 +38,14 @@ def forks(monkeypatch):
 
 def configs(*names, rounds=1):
     values = {"epochs": 1}
-    return [
-        (name, make_config("fedavg", "support2:dirichlet", rounds=rounds, sites=3, seed=k, values=values))
+    return {
+        name: make_config("fedavg", "support2:dirichlet", rounds=rounds, sites=3, seed=k, values=values)
         for k, name in enumerate(names)
-    ]
+    }
+
+
+def made(runs, folder, one, workers):
+    return list(Study(runs).make(folder, one, workers).values())
 
 
 def call(capsys, *arguments):
@@ -98,7 +103,7 @@ def said(config, folder, workers):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failed_run_takes_no_other_with_it(workers, tmp_path, capsys):
     with pytest.raises(RunFailed, match="fails-b: too few sites"):
-        run_all(configs("a", "fails-b", "c", "fails-d"), tmp_path, said, workers)
+        made(configs("a", "fails-b", "c", "fails-d"), tmp_path, said, workers)
     err = capsys.readouterr().err
     assert sorted(re.findall(r"of 4: (\S+) (finished|failed)", err)) == [
         ("a", "finished"), ("c", "finished"), ("fails-b", "failed"), ("fails-d", "failed")
@@ -109,29 +114,34 @@ def test_a_failed_run_takes_no_other_with_it(workers, tmp_path, capsys):
 def test_a_mistake_begins_no_further_run(workers, tmp_path, capsys):
     names = ("mistaken-a", "b", "c", "d", "e", "f")
     with pytest.raises(UserError, match="no such data"):
-        run_all(configs(*names), tmp_path, said, workers)
+        made(configs(*names), tmp_path, said, workers)
     assert capsys.readouterr().err.count(" has ") < len(names)
 
 
+def children():
+    """But for multiprocessing's own, which goes with this process."""
+    return {one for one in psutil.Process().children() if "resource_tracker" not in " ".join(one.cmdline())}
+
+
 def test_a_process_that_dies_is_replaced(tmp_path, capsys):
-    before = psutil.Process().children()  # multiprocessing's own, which other tests have started
+    before = children()
     with pytest.raises(RunFailed, match=r"dies-b: its process ended early \(SIGKILL.*the same command goes on"):
-        run_all(configs("a", "dies-b", "c", "dies-d", "e"), tmp_path, said, 2)
+        made(configs("a", "dies-b", "c", "dies-d", "e"), tmp_path, said, 2)
     finished = re.findall(r"of 5: (\S+) finished", capsys.readouterr().err)
-    assert sorted(finished) == ["a", "c", "e"] and set(psutil.Process().children()) <= set(before)
+    assert sorted(finished) == ["a", "c", "e"] and children() <= before
 
 
 @pytest.mark.slow
 def test_processes_that_cannot_be_forked_are_spawned(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fairflare.app.parallel.start_method", lambda: "spawn")
-    reports = run_all(configs("a", "b", "c"), tmp_path, said, 2)
+    reports = made(configs("a", "b", "c"), tmp_path, said, 2)
     assert [report["folder"] for report in reports] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("runs, workers, shares", [(1, 4, {4}), (2, 4, {2}), (3, 4, {1}), (5, 2, {1})])
 def test_the_budget_is_shared(runs, workers, shares, tmp_path, capsys):
     names = [f"r{k}" for k in range(runs)]
-    reports = run_all(configs(*names), tmp_path, slow, workers)
+    reports = made(configs(*names), tmp_path, slow, workers)
     assert [report["folder"] for report in reports] == names
     assert {int(text) for text in re.findall(r"has (\d)", capsys.readouterr().err)} == shares
     assert len({report["pid"] for report in reports}) <= min(runs, workers) and reports[0]["pid"] != os.getpid()
@@ -155,7 +165,7 @@ def test_the_budget(monkeypatch):
 def test_one_bar_over_all_shows_what_is_left(monkeypatch):
     """In rounds, each at its method's cost; what an earlier command has done says nothing of this one's speed."""
     monkeypatch.setattr(terminal, "err", Console(force_terminal=True, file=io.StringIO()))
-    runs = [("a", configs("a", rounds=4)[0][1]), ("b", make_config("fedism-plus", "support2", rounds=4))]
+    runs = {**configs("a", rounds=4), "b": make_config("fedism-plus", "support2", rounds=4)}
     with Board(runs) as board:
         over = board._bar.tasks[0]
         cost = board._costs["b"]

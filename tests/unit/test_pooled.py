@@ -122,7 +122,7 @@ def test_the_command_refuses_the_simulator(tmp_path, capsys):
 
 
 def test_an_arm_of_a_comparison_has_its_own_rounds():
-    from fairflare.app.comparison import arms
+    from fairflare.app.study import arms
 
     found = dict(
         arms(["fedavg", "pooled:rounds=1,epochs=5,local_steps=none"], TASK, [0], rounds=4, values={"local_steps": 3})

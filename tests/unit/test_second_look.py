@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.app.comparison import arms
 from fairflare.app.second_look import _add, _redrawn, _same_patients, parse_options
+from fairflare.app.study import arms
 from fairflare.build import tasks
 from fairflare.core.errors import UserError
 

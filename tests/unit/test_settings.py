@@ -10,8 +10,8 @@ import pytest
 
 from cases import each
 from fairflare.app.arguments import on_grid, own_names, own_pairs
-from fairflare.app.comparison import arms
 from fairflare.app.describe import method_rows, part_rows
+from fairflare.app.study import arms
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.local import run_local
 from fairflare.build.method_parts import default_parts

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.markup import escape
@@ -25,14 +26,15 @@ Say = Callable[..., None]
 
 
 class Board:
-    """Shows runs that say what they do; a line for each that has ended, which is all that a redirected stream gets."""
+    """Shows runs that say what they do; a line for each that has ended, which is all that a redirected stream gets.
 
-    def __init__(
-        self, configs: Sequence[tuple[str, RunConfig]], seconds: Mapping[str, float | None] | None = None
-    ) -> None:
+    Several threads may tell it something.
+    """
+
+    def __init__(self, runs: Mapping[str, RunConfig], seconds: Mapping[str, float | None] | None = None) -> None:
         """
         Args:
-            configs: the name and the configuration of every run.
+            runs: the name and the configuration of every run.
             seconds: name -> what a run is expected to take, where runs of several tasks are side by side; used if it
                 is known of all.
         """
@@ -46,14 +48,16 @@ class Board:
             transient=True,
             disable=not terminal.err.is_terminal,
         )
-        self._rounds = {name: int(config.training["rounds"]) for name, config in configs}
-        self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in configs}
+        self._rounds = {name: int(config.training["rounds"]) for name, config in runs.items()}
+        self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in runs.items()}
         if seconds and None not in seconds.values():
-            self._costs = {name: (seconds[name] or 0.0) / max(1, self._rounds[name]) for name, _ in configs}
+            self._costs = {name: (seconds[name] or 0.0) / max(1, self._rounds[name]) for name in runs}
         self._left = {name: self._costs[name] * rounds for name, rounds in self._rounds.items()}
-        self._work, self._ended, self._begun = 0.0, 0, time.monotonic()
+        self._work, self._begun = 0.0, time.monotonic()
+        self._ended: set[str] = set()
         self._all = self._bar.add_task(self._title(), total=sum(self._left.values()), state="")
         self._rows: dict[str, TaskID] = {}
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Board:
         self._bar.start()
@@ -63,27 +67,39 @@ class Board:
         self._bar.stop()
 
     def began(self, name: str) -> None:
-        """A run is about to be made."""
-        self._rows[name] = self._bar.add_task(escape(name), total=None, state="")
+        """A run is about to be made, for the first time or again."""
+        with self._lock:
+            if name not in self._rows and name not in self._ended:
+                self._rows[name] = self._bar.add_task(escape(name), total=None, state="")
 
     def heard(self, name: str, kind: str, *content: Any) -> None:
         """What a run says, see ``Elsewhere``."""
         if kind == "note":
             text = content[0] if content[0].startswith(name) else f"{name}: {content[0]}"
             self._bar.console.print(escape(text), soft_wrap=True)
-        elif kind == "doing":
-            self._bar.update(self._rows[name], state=escape(content[0]))
-        else:
-            self._reached(name, *content)
+            return
+        with self._lock:
+            if kind == "began":
+                self.began(name)
+            elif name not in self._rows:  # what a cluster says may come late
+                return
+            elif kind == "doing":
+                self._bar.update(self._rows[name], state=escape(content[0]))
+            else:
+                self._reached(name, *content)
 
     def ended(self, name: str, how: str) -> None:
         """A run is over, however it ended."""
-        self._left[name], self._ended = 0.0, self._ended + 1
-        self._bar.remove_task(self._rows.pop(name))
-        self._show()
-        if len(self._left) > 1:
-            text = f"run {self._ended} of {len(self._left)}: {name} {how}, {time.monotonic() - self._begun:.0f} s"
-            self._bar.console.print(escape(text), soft_wrap=True)
+        with self._lock:
+            self._left[name] = 0.0
+            self._ended.add(name)
+            if name in self._rows:
+                self._bar.remove_task(self._rows.pop(name))
+            self._show()
+            if len(self._left) > 1:
+                count = f"run {len(self._ended)} of {len(self._left)}"
+                text = f"{count}: {name} {how}, {time.monotonic() - self._begun:.0f} s"
+                self._bar.console.print(escape(text), soft_wrap=True)
 
     def _reached(self, name: str, number: int, begins: bool, scores: str) -> None:
         """A run has finished round ``number`` with ``scores``, or goes on after it."""
@@ -100,7 +116,7 @@ class Board:
         self._bar.update(self._all, description=self._title(), total=total, completed=self._work)
 
     def _title(self) -> str:
-        return f"{self._ended} of {len(self._left)} runs"
+        return f"{len(self._ended)} of {len(self._left)} runs"
 
 
 class Elsewhere:

@@ -68,6 +68,19 @@ def shown_by(other: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Within: nobody sees notes and progress; for who works from Python and looks at the result alone."""
+    from fairflare.app.board import Elsewhere
+
+    before, err.quiet = err.quiet, True
+    try:
+        with shown_by(Elsewhere(lambda *said: None)):
+            yield
+    finally:
+        err.quiet = before
+
+
+@contextlib.contextmanager
 def quiet_flare() -> Iterator[None]:
     """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
     before = logging.root.manager.disable

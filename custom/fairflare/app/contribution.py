@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.arguments import LONGEST_BYTES, folder_name
-from fairflare.app.comparison import data_values
 from fairflare.app.folders import CONTRIBUTION as RESULT
-from fairflare.app.folders import check_collection, created, opened
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.parallel import Workers
 from fairflare.app.runs import run_once
 from fairflare.app.second_look import initial_scores
+from fairflare.app.study import Study, data_values
 from fairflare.build.assembly import site_names
 from fairflare.build.config import RunConfig, checked_config, make_config
 from fairflare.core.errors import UserError
@@ -76,7 +75,7 @@ class Question:
 
 
 def measure_contribution(
-    question: Question, folder: Path, *, force: bool = False, workers: int | None = 1
+    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
 ) -> dict[str, Any]:
     """Train everything that the question needs, in process, and say what each site contributes.
 
@@ -105,16 +104,18 @@ def measure_contribution(
         raise UserError(
             f"contribution: expected at most {MOST_RUNS} runs, got {len(runs)}: fewer seeds or permutations"
         )
-    check_collection(folder, lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS)))
-    at_once = budget(workers, "local", list(runs.items()))
-    with created(folder), opened(folder):
-        reports = dict(zip(runs, run_all(list(runs.items()), folder, partial(run_once, force=force), at_once)))
+    one = partial(run_once, force=force)
+    with Study(runs).finished(folder, one, workers=workers, is_part=_is_part) as reports:
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
         title = f"Contribution of sites: {result['method']} on {result['task']}"
         write_tables(folder, Path(RESULT).stem, title, contribution_tables(result), facts=facts(), with_json=False)
     return result
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
 
 
 def facts() -> dict[str, str]:

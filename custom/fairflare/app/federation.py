@@ -27,7 +27,6 @@ from fairflare.app.options import (
     workers_option,
 )
 from fairflare.app.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
-from fairflare.app.silence import Silent
 from fairflare.build.config import RunConfig
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
@@ -103,7 +102,7 @@ class Federation:
 
     def _take(self, arguments: list[str]) -> None:
         kept: list[dict[str, Any]] = []
-        with _as_before({}):
+        with as_before({}):
             try:
                 _command(kept).main(arguments, prog_name="fairflare run", standalone_mode=False)
             except click.ClickException as error:
@@ -173,7 +172,7 @@ class Federation:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         deployment, chosen = self._options["deployment"], env or self._options["env"]
         folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
-        with _as_before(self._named), contextlib.nullcontext() if progress else console.shown_by(Silent()):
+        with as_before(self._named), contextlib.nullcontext() if progress else console.silent():
             if deployment and env is None:
                 from fairflare.app.deployment import execute_deployed
 
@@ -206,10 +205,7 @@ class Federation:
         Columns: ``kind``, ``n_train``, ``n_val``, ``n_test``, each metric, the same with ``val_`` before it, those of
         personal models with ``personal_``, and ``weight``, the mean over the rounds in which it was part of the model.
         """
-        import pandas
-
-        rows = {name: _row(site) for name, site in self.report["sites"].items()}
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
+        return sites_table(self.report)
 
     @property
     def weights(self) -> pandas.DataFrame:
@@ -252,7 +248,7 @@ class Federation:
         from fairflare.inference.whole import whole_folder
 
         named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
-        with _as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+        with as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
             opened = open_run(self._finished, site, which=which, plain=plain)
             if out is None and opened.task.kind.has_masks:
                 raise UserError("predict: masks are files; expected out=FOLDER")
@@ -313,7 +309,7 @@ def _path_text(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
     """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
     torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
     before, threads = {key: os.environ.get(key) for key in (user_code.VARIABLE, CACHE)}, torch.get_num_threads()
@@ -333,6 +329,14 @@ def _set(variables: Mapping[str, str | None]) -> None:
     for key, value in variables.items():
         os.environ.pop(key, None)
         os.environ.update({} if value is None else {key: value})
+
+
+def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.sites`` of a run's report."""
+    import pandas
+
+    rows = {name: _row(site) for name, site in report["sites"].items()}
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
 
 
 def _row(site: Mapping[str, Any]) -> dict[str, Any]:

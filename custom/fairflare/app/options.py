@@ -98,6 +98,37 @@ workers_option = click.option(
     show_envvar=True,
     help="Processes that compute side by side in --env local, by default as many as are of use (auto).",
 )
+
+
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where a command's runs take place: ``workers`` is a number, None or a ``parallel.Cluster``."""
+
+    @workers_option
+    @click.option(
+        "--backend",
+        type=click.Choice(["processes", "dask"]),
+        default="processes",
+        show_default=True,
+        help="Where runs are made: in processes of this machine, or on the machines of a Dask cluster.",
+    )
+    @click.option("--scheduler", metavar="ADDRESS", help="Of --backend dask, e.g. tls://10.0.0.5:8786.")
+    @functools.wraps(command)
+    def with_spread(*, workers: int | None, backend: str, scheduler: str | None, **others: Any) -> None:
+        if (backend == "dask") != bool(scheduler):
+            raise UserError("--backend dask and --scheduler ADDRESS: go together")
+        if scheduler:
+            source = click.get_current_context().get_parameter_source("workers")
+            if workers is not None and source is click.core.ParameterSource.COMMANDLINE:
+                raise UserError("--workers: counts processes of this machine; with --backend dask the cluster's count")
+            from fairflare.app.parallel import Cluster
+
+            command(workers=Cluster(scheduler), **others)
+        else:
+            command(workers=workers, **others)
+
+    return with_spread
+
+
 force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
 out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
 

@@ -7,20 +7,19 @@ with each other and with comparisons, and an interrupted command goes on with wh
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairflare.app import console
 from fairflare.app.catalogue import method_rows
-from fairflare.app.folders import check_collection, check_path, created, opened
+from fairflare.app.folders import check_path
 from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.paper_plan import Choices, Place, Plan
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.parallel import Workers, budget, side_by_side
 from fairflare.app.runs import run_once
 from fairflare.app.second_look import on_mixture, parse_options
+from fairflare.app.study import Study
 from fairflare.app.times import PAPERS, remember, speed_of
 from fairflare.build.config import RunConfig
 from fairflare.core.versions import all_versions
@@ -42,7 +41,7 @@ Json = dict[str, Any]
 
 
 def make_exhibit(
-    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: int | None = None
+    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: Workers | None = None
 ) -> Json:
     """Run what is missing and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
 
@@ -58,17 +57,14 @@ def make_exhibit(
     """
     plan = Plan(exhibit, choices)
     check_path(folder)
-    for name in _folders(plan):
-        check_collection(folder / name)
-    listed = list(plan.configs.items())
-    at_once = budget(workers, "local", listed) if listed else 1
+    study = Study(plan.configs)
+    study.check(folder)
+    at_once = budget(workers, "local", plan.configs)
     speed = speed_of(folder)
-    _announce(exhibit, plan, speed, at_once)
-    with _all_opened(folder, _folders(plan)):
-        one = partial(run_once, force=False)
-        costs = {path: _seconds(plan, path, speed) for path in plan.configs}
-        reports = run_all(listed, folder, one, at_once, costs) if listed else []
-        remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in zip(plan.configs, reports)])
+    _announce(exhibit, plan, speed, side_by_side(at_once))
+    costs = {path: _seconds(plan, path, speed) for path in plan.configs}
+    with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
+        remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
     return written(exhibit, plan, folder, command)
 
 
@@ -144,19 +140,6 @@ def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
     config, label = plan.configs[path], plan.labels[path]
     cost = relative_cost(label, {row["id"]: row for row in method_rows()})
     return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
-
-
-@contextlib.contextmanager
-def _all_opened(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(created(folder / name))
-            stack.enter_context(opened(folder / name))
-        yield
-
-
-def _folders(plan: Plan) -> list[str]:
-    return sorted({path.partition("/")[0] for path in plan.configs})
 
 
 def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:

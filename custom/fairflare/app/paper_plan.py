@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.arguments import comparison_name, folder_name
-from fairflare.app.comparison import arms
 from fairflare.app.paper_list import DATA_FOLDER
+from fairflare.app.study import arms
 from fairflare.build import tasks
 from fairflare.build.config import RunConfig, checked_config
 from fairflare.core.errors import UserError

@@ -1,32 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several runs within a budget of cores: each in a process of its own, and where there are fewer runs than cores, each
-with several workers.
+"""Several runs through joblib: side by side within a budget of cores, or on the machines of a Dask cluster.
+
+Each run has a process of its own, wherever it is made: torch's threads, the random generators and the handling of
+signals belong to a process. joblib says what is next, a thread per process waits for its runs. joblib's own process
+pool (loky) is not used: when one of its processes dies all are ended, and nobody is told which run it was; it forks
+none, so that every process imports everything anew; and its processes show nothing of what they do.
 
 A run that fails takes no other with it. A mistake that the user has to put right begins no further run: the others
-would most likely meet it too. Whatever ends this process ends all of them, and the same command goes on.
+would most likely meet it too (on a cluster a few may have begun). Whatever ends this process ends all of them, and the
+same command goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from uuid import uuid4
 
 import torch
+from joblib import Parallel, delayed
 
 from fairflare.app import console
 from fairflare.app.board import Board, Elsewhere
 from fairflare.build.config import RunConfig
+from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.processes import GRACE
+from fairflare.core.versions import all_versions, differences
 from fairflare.core.workers import (
     Worker,
     check_possible,
     portable,
-    raise_here,
     ready,
     start_method,
     stop,
@@ -41,22 +56,74 @@ EVERYONES = (
     "tensorboard.summary.writer.event_file_writer",
 )
 """What every run imports on its way: once before the processes are forked, two thirds of a CPU second for each."""
-One = Callable[..., Mapping[str, Any]]
+OWN_FILES = (plugins.VARIABLE, user_code.VARIABLE)
+"""Environment variables that name files which a run's bits depend on."""
+Report = Mapping[str, Any]
+One = Callable[..., Report]
 """(configuration, folder, workers=) -> the run's report; can be pickled."""
 Failure = tuple[Exception, str]
+Outcome = tuple[Report | None, Failure | None]
+"""A run's report, or why there is none."""
 
 
-def budget(wanted: int | None, env: str, configs: Sequence[tuple[str, RunConfig]]) -> int:
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that a Dask scheduler knows: each thread of its workers makes one run at a time.
+
+    They see the folders of the runs under the same paths, and have the same versions.
+
+    Attributes:
+        scheduler: its address, e.g. "tls://10.0.0.5:8786". Who answers there is trusted: results are unpickled.
+    """
+
+    scheduler: str
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Any]:
+        """A client of the scheduler; when it is closed, what it has asked for is cancelled. Raises UserError."""
+        try:
+            import distributed
+        except ImportError:
+            raise UserError(
+                "--backend dask: needs Dask, which is not installed: pip install 'fairflare[dask]'"
+            ) from None
+        try:
+            client = distributed.Client(self.scheduler, set_as_default=False)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"--scheduler {self.scheduler}: cannot be reached ({error})") from None
+        with client:
+            yield client
+
+    def slots(self) -> int:
+        """How many runs it makes side by side; raises UserError where there is no worker."""
+        with self.connected() as client:
+            found = sum(client.ncores().values())
+        if not found:
+            raise UserError(f"--scheduler {self.scheduler}: has no worker; `dask worker {self.scheduler}` starts one")
+        return int(found)
+
+
+Workers = int | Cluster
+"""How many processes compute side by side on this machine, or the cluster that runs are spread over."""
+
+
+def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -> Workers:
     """How many processes compute side by side for several runs.
 
     Args:
-        wanted: a number; None: as many as there are cores, and one where a GPU would be shared or in the simulator.
+        wanted: a number; None: as many as there are cores, and one where a GPU would be shared or in the simulator; or
+            a cluster.
         env: "local" or "sim", whose runs have processes of their own and take turns.
         configs: the runs.
 
     Raises:
-        UserError: several are not possible.
+        UserError: several are not possible, or the cluster is not there.
     """
+    if isinstance(wanted, Cluster):
+        if env != "local":
+            raise UserError(f"--backend dask: expected --env local, got --env {env}")
+        wanted.slots()
+        return wanted
     if env != "local":
         if (wanted or 1) > 1:
             raise UserError(f"--workers: expected --env local, got --env {env}")
@@ -66,131 +133,236 @@ def budget(wanted: int | None, env: str, configs: Sequence[tuple[str, RunConfig]
             check_possible()
         except UserError:
             return 1
-        threads = max(config.threads for _, config in configs)
+        threads = max((config.threads for config in configs.values()), default=1)
         return 1 if torch.cuda.device_count() else max(1, usable_cores() // threads)
     if wanted > 1:
         check_possible()
     return wanted
 
 
+def side_by_side(workers: Workers) -> int:
+    """How many runs are made at a time."""
+    return workers.slots() if isinstance(workers, Cluster) else workers
+
+
 def run_all(
-    configs: Sequence[tuple[str, RunConfig]],
+    runs: Mapping[str, RunConfig],
     folder: Path,
     one: One,
-    workers: int,
+    workers: Workers,
     seconds: Mapping[str, float | None] | None = None,
-) -> list[Mapping[str, Any]]:
-    """The reports of all runs, in their order.
+) -> tuple[dict[str, Report], dict[str, Failure]]:
+    """What came of the runs: the reports of those that ended well, and why others have none.
 
     Args:
-        configs: (folder name, run); the name may lead through a folder that is there.
+        runs: folder name -> run; the name may lead through a folder that is there.
         folder: holds a folder for each.
         one: makes one run.
-        workers: processes that compute side by side.
+        workers: see ``budget``.
         seconds: see ``Board``.
-
-    Raises:
-        FairFlareError: of the first run that failed, after the others have ended.
     """
-    runs = _Runs(configs, folder, one, workers, seconds)
-    runs.one_by_one() if workers == 1 else runs.side_by_side()
-    for name, _ in configs:
-        if name in runs.failures:
-            raise_here(*runs.failures[name])
-    return [runs.reports[name] for name, _ in configs]
+    found = _Outcomes(Board(runs, seconds))
+    if isinstance(workers, Cluster):
+        _on_cluster(runs, folder.resolve(), one, workers, found)
+    elif workers > 1 and runs:
+        _in_processes(runs, folder, one, workers, found)
+    elif runs:
+        _here(runs, folder, one, found)
+    return found.reports, found.failures
 
 
-class _Runs:
-    def __init__(
-        self,
-        configs: Sequence[tuple[str, RunConfig]],
-        folder: Path,
-        one: One,
-        workers: int,
-        seconds: Mapping[str, float | None] | None = None,
-    ) -> None:
-        self._pending, self._folder, self._one, self._workers = deque(configs), folder, one, workers
-        self._board = Board(configs, seconds)
-        self._at_work: dict[Worker, str] = {}
-        self.reports: dict[str, Mapping[str, Any]] = {}
+class _Outcomes:
+    """What came of runs up to now, shown on a board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.begun = board, 0
+        self.reports: dict[str, Report] = {}
         self.failures: dict[str, Failure] = {}
 
-    def one_by_one(self) -> None:
-        """In this process."""
-        with self._board as board:
-            while self._pending:
-                name, config = self._pending.popleft()
-                board.began(name)
-                with console.shown_by(Elsewhere(lambda *said, name=name: board.heard(name, *said))):
-                    self._note(name, *_outcome(self._one, config, self._folder / name, 1))
+    @property
+    def mistaken(self) -> bool:
+        """Whether the user has something to put right."""
+        return any(isinstance(error, UserError) for error, _ in list(self.failures.values()))
 
-    def side_by_side(self) -> None:
-        """In processes that live as long as there are runs for them; they start before the display's thread does."""
-        method, started = start_method(), list[Worker]()
-        for module in EVERYONES if method == "fork" else ():
-            importlib.import_module(module)
-        try:
-            for _ in range(min(self._workers, len(self._pending))):
-                started.append(Worker(_serve, self._folder, self._one, method=method, siblings=started))
-            with self._board:
-                for worker in started:
-                    self._hand_out(worker)
-                while self._at_work:
-                    for worker in ready(self._at_work):
-                        self._hear(worker, started)
-        finally:
-            stop(started, grace=2 * GRACE)  # each may have workers of its own to end
+    def begin(self, name: str) -> None:
+        """A run is about to be made."""
+        self.begun += 1
+        self.board.began(name)
 
-    def _hand_out(self, worker: Worker) -> None:
-        if self._pending:
-            name, config = self._pending.popleft()
-            share = self._workers // min(self._workers, len(self._pending) + len(self._at_work) + 1)
-            self._at_work[worker] = name
-            self._board.began(name)
-            worker.channel.send((name, config, share))
-
-    def _hear(self, worker: Worker, started: list[Worker]) -> None:
-        """What a process says: something of its run, or how that ended; another takes the place of one that died."""
-        name = self._at_work[worker]
-        try:
-            kind, *content = worker.channel.receive()
-        except EOFError:
-            kind, how = "ended", worker.how_it_ended()
-            lost = RunFailed(f"{self._folder / name}: its process ended early ({how}); the same command goes on")
-            content = [None, (lost, "")]
-        if kind == "said":
-            self._board.heard(name, *content)
-            return
-        del self._at_work[worker]
-        self._note(name, *content)
-        if self._pending and not worker.is_alive:
-            worker = Worker(_serve, self._folder, self._one, method=start_method(), siblings=started)
-            started.append(worker)
-        self._hand_out(worker)
-
-    def _note(self, name: str, report: Mapping[str, Any] | None, failure: Failure | None) -> None:
+    def note(self, name: str, report: Report | None, failure: Failure | None) -> None:
+        """A run is over."""
         if failure is None:
             self.reports[name] = report or {}
-            self._board.ended(name, "finished")
+        else:
+            self.failures[name] = failure
+        self.board.ended(name, "finished" if failure is None else f"failed: {failure[0]}")
+
+
+def _here(runs: Mapping[str, RunConfig], folder: Path, one: One, found: _Outcomes) -> None:
+    """In this process, one after the other."""
+
+    def make(name: str, config: RunConfig) -> None:
+        if not found.mistaken:
+            found.begin(name)
+            with console.shown_by(Elsewhere(partial(found.board.heard, name))):
+                found.note(name, *_outcome(one, config, folder / name, 1))
+
+    with found.board:
+        Parallel(n_jobs=1)(delayed(make)(name, config) for name, config in runs.items())
+
+
+def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers: int, found: _Outcomes) -> None:
+    """In processes that live as long as there are runs for them; they start before any thread does."""
+    count, method, started = min(workers, len(runs)), start_method(), list[Worker]()
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    waiting, over = set[threading.Thread](), threading.Event()
+    for module in EVERYONES if method == "fork" else ():
+        importlib.import_module(module)
+
+    def start() -> None:
+        started.append(Worker(_serve, folder, one, method=start_method(), siblings=started))
+        idle.put(started[-1])
+
+    def make(name: str, config: RunConfig) -> None:
+        waiting.add(threading.current_thread())
+        if found.mistaken:
             return
-        self.failures[name] = failure
-        self._board.ended(name, f"failed: {failure[0]}")
-        if isinstance(failure[0], UserError):
-            self._pending.clear()
+        worker = idle.get()
+        found.begin(name)
+        outcome = _asked(worker, name, config, folder, workers // count, partial(found.board.heard, name))
+        if over.is_set():  # by a signal: nobody waits for the outcome
+            return
+        found.note(name, *outcome)
+        if worker.is_alive:
+            idle.put(worker)
+        elif found.begun < len(runs):
+            start()
+
+    try:
+        for _ in range(count):
+            start()
+        with found.board:
+            tasks = (delayed(make)(name, config) for name, config in runs.items())
+            Parallel(n_jobs=count, backend="threading", batch_size=1, pre_dispatch="n_jobs")(tasks)
+    finally:
+        over.set()
+        stop(started, grace=2 * GRACE)  # each may have workers of its own to end
+        for thread in waiting - {threading.current_thread()}:  # beside which nothing can be forked later
+            thread.join(GRACE)
 
 
-def _outcome(
-    one: One, config: RunConfig, folder: Path, workers: int
-) -> tuple[Mapping[str, Any] | None, Failure | None]:
-    """A run's report, or why there is none."""
+def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: Cluster, found: _Outcomes) -> None:
+    """On the machines of a cluster; the runs of a worker that is lost are made again by another."""
+    from joblib._dask import DaskDistributedBackend  # which joblib.parallel names by "dask" alone
+
+    class Backend(DaskDistributedBackend):
+        """joblib's, which is not told of a task that Dask has given up, and would wait for it for ever."""
+
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            future = super().submit(func, callback)
+            future.add_done_callback(lambda done: callback(done.exception()) if done.exception() else None)
+            return future
+
+    topic, own = f"fairflare-{uuid4().hex}", {name: _absolute(os.environ.get(name, "")) for name in OWN_FILES}
+    far = partial(_far, folder=folder, one=one, here=all_versions(), environment=own, topic=topic)
+    with cluster.connected() as client, found.board:
+        client.subscribe_topic(topic, lambda event: found.board.heard(*event[1]))
+        # Without arguments: joblib keeps large ones at one worker, with which they are lost.
+        tasks = (delayed(partial(far, *run))() for run in runs.items() if not found.mistaken)
+        many = Parallel(
+            backend=Backend(client=client), batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
+        )
+        try:
+            for name, report, failure in many(tasks):
+                found.note(name, report, failure)
+        except Exception as error:  # Dask's own
+            text = " ".join(str(error).split())[:300]
+            raise RunFailed(f"--scheduler {cluster.scheduler}: {text}; the same command goes on") from error
+
+
+def _far(
+    name: str,
+    config: RunConfig,
+    *,
+    folder: Path,
+    one: One,
+    here: Mapping[str, str],
+    environment: Mapping[str, str],
+    topic: str,
+) -> tuple[str, Report | None, Failure | None]:
+    """A run by a worker of a cluster, in a process of its own.
+
+    Args:
+        name: of its folder below ``folder``.
+        config: the run.
+        folder: the study's.
+        one: makes it.
+        here: ``all_versions`` where the study was begun.
+        environment: see ``OWN_FILES``.
+        topic: of the events that say what the run does.
+    """
+    from distributed import get_worker
+
+    own, others = differences(here, all_versions())
+    if own or others:
+        words = f"another {', '.join(own + others)} than where the study was begun; results would not be the same bits"
+        return name, None, (UserError(f"--backend dask: {socket.gethostname()} has {words}"), "")
+    dask, key = get_worker(), get_worker().get_current_task()
+
+    def tell(*said: Any) -> None:
+        dask.log_event(topic, [name, *said])
+
+    def still_wanted() -> None:
+        task = dask.state.tasks.get(key)
+        if task is None or task.state == "cancelled":
+            raise RunFailed(f"{name}: nobody waits for it any more")
+
+    # A worker under Dask's nanny is a daemon, and multiprocessing lets no daemon have children: they might outlive it.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # ours ends with it
+    tell("began")
+    worker = Worker(_serve, folder, one, environment, method="spawn", name="fairflare-run")
+    try:
+        return name, *_asked(worker, name, config, folder, 1, tell, still_wanted)
+    finally:
+        stop([worker])
+
+
+def _asked(
+    worker: Worker,
+    name: str,
+    config: RunConfig,
+    folder: Path,
+    share: int,
+    tell: Callable[..., None],
+    each: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """What comes of a run in the process of ``worker``, which tells on its way what it does; see ``ready``."""
+    try:
+        worker.channel.send((name, config, share))
+        while True:
+            ready([worker], each)
+            kind, *content = worker.channel.receive()
+            if kind == "ended":
+                report, failure = content
+                return report, failure
+            tell(*content)
+    except (EOFError, OSError, ValueError):  # the last two of a channel that is closed here
+        how = worker.how_it_ended()
+        return None, (RunFailed(f"{folder / name}: its process ended early ({how}); the same command goes on"), "")
+
+
+def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome:
     try:
         return one(config, folder, workers=workers), None
     except Exception as error:
         return None, portable(error)
 
 
-def _serve(channel: Channel, folder: Path, one: One) -> None:
+def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, str] | None = None) -> None:
     """What a process does: the runs that it is given, one after the other."""
+    for key, text in (environment or {}).items():
+        os.environ.pop(key, None)
+        os.environ.update({key: text} if text else {})
 
     def say(*said: Any) -> None:
         channel.send(("said", *said))
@@ -199,3 +371,7 @@ def _serve(channel: Channel, folder: Path, one: One) -> None:
         while True:
             name, config, workers = channel.receive()
             channel.send(("ended", *_outcome(one, config, folder / name, workers)))
+
+
+def _absolute(paths: str) -> str:
+    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)

@@ -21,8 +21,9 @@ from torch import Tensor
 from fairflare.app import console
 from fairflare.app.arguments import folder_name
 from fairflare.app.contribution import Question, facts
-from fairflare.app.folders import RIDER, RIDERS, check_collection, created, fresh_folder, is_run, opened
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.folders import RIDER, RIDERS, fresh_folder, is_run
+from fairflare.app.parallel import Workers
+from fairflare.app.study import Study
 from fairflare.build.assembly import save_config, site_names
 from fairflare.build.config import RunConfig
 from fairflare.build.local import LocalSites, run_local
@@ -44,7 +45,7 @@ Json = dict[str, Any]
 
 
 def measure_riders(
-    question: Question, kinds: Sequence[str], folder: Path, *, force: bool = False, workers: int | None = 1
+    question: Question, kinds: Sequence[str], folder: Path, *, force: bool = False, workers: Workers | None = 1
 ) -> Json:
     """Run every method with every kind of rider and every seed, and count whom detectors mark.
 
@@ -70,10 +71,8 @@ def measure_riders(
         for kind in kinds
         for seed in question.seeds
     }
-    check_collection(folder, lambda name: name.rpartition("-seed")[2].isdigit())
-    at_once = budget(workers, "local", list(runs.items()))
-    with created(folder), opened(folder):
-        found = dict(zip(runs, run_all(list(runs.items()), folder, partial(ride_once, force=force), at_once)))
+    one = partial(ride_once, force=force)
+    with Study(runs).finished(folder, one, workers=workers, is_part=_is_part) as found:
         methods = [_method(label, kinds, question.seeds, found) for label in labels]
         first = next(iter(found.values()))
         result = {"task": first["task"], "metric": first["metric"], "seeds": list(question.seeds), "methods": methods}
@@ -81,6 +80,10 @@ def measure_riders(
         title = f"Free riders on {result['task']}"
         write_tables(folder, Path(RIDERS).stem, title, rider_tables(result), facts=facts(), with_json=False)
     return result
+
+
+def _is_part(name: str) -> bool:
+    return name.rpartition("-seed")[2].isdigit()
 
 
 def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: int | None = 1) -> Json:

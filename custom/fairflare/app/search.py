@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.app import console
 from fairflare.app.folders import created, opened
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.parallel import Cluster, Workers, budget, side_by_side
 from fairflare.app.run_file import as_text
 from fairflare.app.runs import run_once
 from fairflare.app.search_space import Space, sampled
 from fairflare.app.search_trials import TRIAL, best_of, run_trial
+from fairflare.app.study import Study
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.parts import build_parts
 from fairflare.clinic.tasks.script import Script
@@ -69,7 +70,7 @@ class Search:
         return make_config(self.method, self.task, **self.choices, over=texts)
 
 
-def run_search(search: Search, folder: Path, *, workers: int | None = 1) -> dict[str, Any]:
+def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> dict[str, Any]:
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
     Args:
@@ -85,10 +86,11 @@ def run_search(search: Search, folder: Path, *, workers: int | None = 1) -> dict
     first = checked(search)
     with created(folder), opened(folder):
         study = _study(search, folder)
-        at_once = budget(workers, "local", [("trial", first)])
+        at_once = budget(workers, "local", {"trial": first})
         _again(study)
         while left := search.trials - _finished(study):
-            _batch(study, search, folder, min(left, at_once))
+            count = min(left, side_by_side(at_once))
+            _batch(study, search, folder, count, at_once if isinstance(at_once, Cluster) else count)
         rows = _rows(study, search)
         best = best_of(rows)
         if best is None:
@@ -165,14 +167,14 @@ def _finished(study: optuna.Study) -> int:
     return len(_ended(study))
 
 
-def _batch(study: optuna.Study, search: Search, folder: Path, count: int) -> None:
+def _batch(study: optuna.Study, search: Search, folder: Path, count: int, workers: Workers) -> None:
     """Run ``count`` trials side by side and tell the study."""
     asked = [study.ask() for _ in range(count)]
     values = {trial.number: sampled(trial, search.space) for trial in asked}
-    runs = [(f"{TRIALS}/{number:04d}", search.config(one)) for number, one in values.items()]
+    runs = {f"{TRIALS}/{number:04d}": search.config(one) for number, one in values.items()}
     (folder / TRIALS).mkdir(exist_ok=True)
-    found = run_all(runs, folder, partial(run_trial, choice=_choice(search)), count)
-    for trial, one in zip(asked, found, strict=True):
+    found = Study(runs).make(folder, partial(run_trial, choice=_choice(search)), workers)
+    for trial, one in zip(asked, found.values(), strict=True):
         for key in (*TRIAL, "reason"):
             trial.set_user_attr(key, one.get(key))
         state = None if one.get("score") is not None else _optuna().trial.TrialState.FAIL

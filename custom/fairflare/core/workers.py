@@ -135,8 +135,13 @@ def stop(workers: Iterable[Worker], grace: float = GRACE) -> None:
         worker.wait_until(deadline)
 
 
-def ready(workers: Iterable[Worker]) -> list[Worker]:
-    """Those that have said something or have ended, as soon as there is one."""
+def ready(workers: Iterable[Worker], each: Callable[[], None] = lambda: None) -> list[Worker]:
+    """Those that have said something or have ended, as soon as there is one.
+
+    Args:
+        workers: that are waited for.
+        each: is called every second until then; what it raises ends the waiting.
+    """
     of = {worker.channel.fileno(): worker for worker in workers}
     while True:
         if found := [of[int(number)] for number in wait(list(of), timeout=1.0)]:  # type: ignore[arg-type]  # as we gave
@@ -146,6 +151,7 @@ def ready(workers: Iterable[Worker]) -> list[Worker]:
             for worker in found:
                 worker.channel.shut()
             return found
+        each()
 
 
 class ElsewhereError(Exception):

@@ -24,7 +24,7 @@ sys.path.append(str(HERE.parent / "study"))
 import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
-from fairflare.app.comparison import arms  # noqa: E402
+from fairflare.app.study import arms  # noqa: E402
 from fairflare.build import tasks  # noqa: E402
 from fairflare.clinic.base import SPLIT  # noqa: E402
 from fairflare.clinic.checks import expect  # noqa: E402

@@ -22,9 +22,9 @@ import plan
 import tables
 import torch
 
-from fairflare.app.comparison import arms
 from fairflare.app.folders import fresh_folder
-from fairflare.app.parallel import budget, run_all
+from fairflare.app.parallel import budget
+from fairflare.app.study import Study, arms
 from fairflare.build.after_run import Ended, step_after
 from fairflare.build.assembly import save_config
 from fairflare.build.config import RunConfig, site_of_client, with_step
@@ -152,8 +152,8 @@ def configured(labels: Sequence[str], study: plan.Study, seeds: Sequence[int], r
 def together(runs: Sequence[Run], folder: Path, workers: int) -> list[Predicted]:
     """The predictions of all runs, of which the missing ones are made."""
     folder.mkdir(parents=True, exist_ok=True)
-    if missing := [run for run in runs if not beside_file(folder / run[0]).is_file()]:
-        run_all(missing, folder, run_and_predict, budget(workers, "local", missing))
+    if missing := {name: config for name, config in runs if not beside_file(folder / name).is_file()}:
+        Study(missing).make(folder, run_and_predict, budget(workers, "local", missing))
     return [beside(folder / name) for name, _ in runs]
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairflare.app.comparison import arms
 from fairflare.app.describe import task_rows
+from fairflare.app.study import arms
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.local import run_local
 from fairflare.build.parts import build_parts

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.comparison import arms
+from fairflare.app.study import arms
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.build.parts import build_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,12 @@ from fairflare.app.options import (
     force_option,
     out_option,
     say_reasons,
+    spread_options,
     threads_option,
-    workers_option,
 )
+
+if TYPE_CHECKING:
+    from fairflare.app.parallel import Workers
 
 
 @click.command()
@@ -34,7 +37,7 @@ from fairflare.app.options import (
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @env_option
 @threads_option
-@workers_option
+@spread_options
 @cache_option
 @out_option
 @click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
@@ -73,7 +76,7 @@ def compare(
     fixed_data: bool,
     env: str,
     sim_threads: int | None,
-    workers: int | None,
+    workers: Workers | None,
     out: Path | None,
     tables: Path | None,
     pareto: str,
@@ -92,8 +95,9 @@ def compare(
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
     from fairflare.app import console, results
-    from fairflare.app.comparison import arms, check_tables, compare_all, write_comparison
+    from fairflare.app.comparison import check_tables, compare_all, write_comparison
     from fairflare.app.second_look import check_elsewhere, look_again, parse_options
+    from fairflare.app.study import arms
     from fairflare.build.benefit import can_ask, with_benefit
 
     common = {**choices, "fixed_data": fixed_data}

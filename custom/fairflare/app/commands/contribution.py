@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.app.arguments import contribution_name, on_grid, parse_seeds
-from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, workers_option
+from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, spread_options
+
+if TYPE_CHECKING:
+    from fairflare.app.parallel import Workers
 
 
 @click.command()
@@ -26,7 +29,7 @@ from fairflare.app.options import as_json, cache_option, choices_options, force_
     help="Orders in which more than 6 sites join.",
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@workers_option
+@spread_options
 @cache_option
 @out_option
 @force_option
@@ -39,7 +42,7 @@ def contribution(
     shapley: bool,
     permutations: int,
     fixed_data: bool,
-    workers: int | None,
+    workers: Workers | None,
     out: Path | None,
     force: bool,
     as_json: bool,

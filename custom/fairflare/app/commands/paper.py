@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fairflare.app.arguments import parse_pairs, parse_seeds
-from fairflare.app.options import PATH, as_json, cache_option, rounds_option, set_option, workers_option
+from fairflare.app.options import PATH, as_json, cache_option, rounds_option, set_option, spread_options
+
+if TYPE_CHECKING:
+    from fairflare.app.parallel import Workers
 
 
 @click.command()
@@ -21,7 +25,7 @@ from fairflare.app.options import PATH, as_json, cache_option, rounds_option, se
 @click.option("--data", multiple=True, metavar="KEY", help="Only this data set of a table of several; repeatable.")
 @click.option("--stand-in", is_flag=True, help="Measure on the embedded tasks, whatever data are there.")
 @set_option
-@workers_option
+@spread_options
 @cache_option
 @click.option("--out", type=PATH, default=Path("runs"), show_default=True, metavar="DIR", help="Where the runs go.")
 @as_json
@@ -35,7 +39,7 @@ def paper(
     data: tuple[str, ...],
     stand_in: bool,
     pairs: tuple[str, ...],
-    workers: int | None,
+    workers: Workers | None,
     out: Path,
     as_json: bool,
 ) -> None:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.app.arguments import comparison_name, on_grid, parse_seeds
-from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, workers_option
+from fairflare.app.options import as_json, cache_option, choices_options, force_option, out_option, spread_options
+
+if TYPE_CHECKING:
+    from fairflare.app.parallel import Workers
 
 
 @click.command()
@@ -18,7 +21,7 @@ from fairflare.app.options import as_json, cache_option, choices_options, force_
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
 @click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@workers_option
+@spread_options
 @cache_option
 @out_option
 @force_option
@@ -30,7 +33,7 @@ def riders(
     seeds: str,
     kinds: str,
     fixed_data: bool,
-    workers: int | None,
+    workers: Workers | None,
     out: Path | None,
     force: bool,
     as_json: bool,

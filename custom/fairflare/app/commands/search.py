@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.app.arguments import comparison_name
-from fairflare.app.options import as_json, cache_option, choices_options, out_option, workers_option
+from fairflare.app.options import as_json, cache_option, choices_options, out_option, spread_options
+
+if TYPE_CHECKING:
+    from fairflare.app.parallel import Workers
 
 
 @click.command()
@@ -26,7 +29,7 @@ from fairflare.app.options import as_json, cache_option, choices_options, out_op
 @click.option("--weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the trade-off.")
 @click.option("--trials", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N", help="In all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of every trial's run, and of the search.")
-@workers_option
+@spread_options
 @cache_option
 @out_option
 @as_json
@@ -39,7 +42,7 @@ def search(
     weight: float,
     trials: int,
     seed: int,
-    workers: int | None,
+    workers: Workers | None,
     out: Path | None,
     as_json: bool,
 ) -> None:

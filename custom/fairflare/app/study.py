@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study: a grid of methods, tasks, seeds and settings, each run in a folder of its own, and their results as tables.
+
+``compare``, ``contribution``, ``riders``, ``search`` and ``paper`` are questions to a study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.app import console
+from fairflare.app.arguments import folder_name, on_grid, split_method
+from fairflare.app.folders import check_collection, created, is_complete, opened
+from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
+from fairflare.app.references import same_headline
+from fairflare.app.run_file import as_text, flat_settings
+from fairflare.app.runs import run_once
+from fairflare.build import tasks
+from fairflare.build.config import RunConfig, make_config
+from fairflare.core.errors import UserError
+from fairflare.core.seeds import derive
+from fairflare.core.workers import raise_here
+from fairflare.federation.files import CONFIG, read_json
+from fairflare.report.write import REPORT, verify_run
+
+if TYPE_CHECKING:
+    import pandas
+
+DATA_SEED = "data_seed"
+SHARED = ("group_by", "leave_out", "clients")
+"""What the methods of a grid have alike, beside the data."""
+
+
+def arms(
+    labels: Sequence[str],
+    task: str,
+    seeds: Sequence[int],
+    *,
+    rounds: int | None = None,
+    sites: int | None = None,
+    values: Mapping[str, Any] | None = None,
+    fixed_data: bool = False,
+) -> list[tuple[str, RunConfig]]:
+    """(folder name, run) of every method with every seed.
+
+    With seed s the task's data are drawn with ``data_seed_of(s)``, the same for all methods, where the task draws
+    anything (``Task.drawn``) and nothing else is asked for.
+
+    Args:
+        labels: methods, each with settings of its own if any: "fedism-plus:state=L,q=1".
+        task: name or name:preset.
+        seeds: different numbers >= 0.
+        rounds: T, the preset's when None.
+        sites: number of sites, the preset's when None.
+        values: settings of all methods; a ``data_seed`` among them fixes the data.
+        fixed_data: every seed has the preset's own data.
+
+    Raises:
+        UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
+    """
+    shared, found = dict(values or {}), []
+    fixed_data = fixed_data or _sets_data_seed(shared)
+    for label in labels:
+        name, own = split_method(label)
+        if _sets_data_seed(own):
+            raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
+        for seed in seeds:
+            made = partial(make_config, name, task, rounds=rounds, sites=sites, seed=seed, over=own)
+            config = made(values=shared)
+            if drawn := {} if fixed_data else data_values(config, shared, seed):
+                config = made(values=shared | drawn)
+            found.append((f"{folder_name(label)}-seed{seed}", config))
+    _require_same_data(found)
+    return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
+
+
+class Study:
+    """Runs that belong together, each in a folder of its own below the study's.
+
+    Example:
+        >>> from fairflare import Study                                                   # doctest: +SKIP
+        >>> study = Study.grid(["fedavg", "qffl"], "support2", seeds=range(3), grid={"q": [0.5, 2]})   # doctest: +SKIP
+        >>> study.fit("runs/study", workers=2).table                                      # doctest: +SKIP
+
+    Attributes:
+        runs: path of a run's folder below the study's -> run.
+        about: path -> what tells the run from the others, as columns of the tables.
+        folder: where the runs lie; None before they are made.
+        reports: path -> content of ``report.json``, of the runs that ended well.
+        failures: path -> why another has none.
+    """
+
+    def __init__(self, runs: Mapping[str, RunConfig], about: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.runs = dict(runs)
+        self.about = {path: dict((about or {}).get(path) or _about(path, config)) for path, config in runs.items()}
+        self.folder: Path | None = None
+        self.reports: dict[str, Report] = {}
+        self.failures: dict[str, Failure] = {}
+
+    @classmethod
+    def grid(
+        cls,
+        methods: str | Sequence[str],
+        tasks: str | Sequence[str],
+        *,
+        seeds: Sequence[int] = (0,),
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        rounds: int | None = None,
+        sites: int | None = None,
+        fixed_data: bool = False,
+    ) -> Study:
+        """Every method with every seed on every task; the folders are those of ``fairflare compare``.
+
+        Args:
+            methods: ids, each with settings of its own if any: "fedism-plus:state=L,q=1".
+            tasks: name or name:preset. With several, each has a folder for its runs.
+            seeds: different numbers >= 0; each draws the data anew where a task draws them, alike for all methods.
+            grid: setting -> its values; every method that has the setting is run at each of them.
+            settings: of all runs, as ``--set`` takes them, flat or by owner.
+            rounds: communication rounds; the preset's by default.
+            sites: number of sites; the preset's by default.
+            fixed_data: every seed has the preset's own data.
+
+        Raises:
+            UserError: a name or setting is wrong, or a method would not have the others' data.
+        """
+        names = [(one,) if isinstance(one, str) else tuple(one) for one in (methods, tasks)]
+        labels = on_grid(names[0], tuple(f"{key}={as_text(list(values))}" for key, values in (grid or {}).items()))
+        values = dict(flat_settings(settings or {}, "Study"))
+        runs, about = {}, {}
+        for task in names[1]:
+            made = arms(labels, task, seeds, rounds=rounds, sites=sites, values=values, fixed_data=fixed_data)
+            prefix = f"{task.replace(':', '-')}/" if len(names[1]) > 1 else ""
+            asked = [(label, seed) for label in labels for seed in seeds]
+            for (label, seed), (name, config) in zip(asked, made, strict=True):
+                method, own = split_method(label)
+                runs[prefix + name] = config
+                about[prefix + name] = {"method": method, **{k: _value(v) for k, v in own.items()}}
+                about[prefix + name] |= {"task": f"{config.task}:{config.preset}", "seed": seed}
+        return cls(runs, about)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Study:
+        """The finished runs in ``folder``, e.g. a comparison's, each checked as by ``fairflare verify``."""
+        place = Path(folder)
+        found = sorted(path.parent for path in place.rglob(CONFIG) if is_complete(path.parent))
+        if not found:
+            raise UserError(f"{place}: expected a folder with finished runs, found none")
+        for run in found:
+            verify_run(run)
+        made = cls({run.relative_to(place).as_posix(): RunConfig.from_json(read_json(run / CONFIG)) for run in found})
+        made.folder, made.reports = place, {path: read_json(place / path / REPORT) for path in made.runs}
+        return made
+
+    def fit(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        workers: Workers | None = 1,
+        force: bool = False,
+        progress: bool = True,
+    ) -> Study:
+        """Make the runs that are missing in ``out``, and return the study.
+
+        Finished runs of the very same configuration are taken as they are, one cut short goes on. A run that fails
+        takes no other with it; the same call makes it again.
+
+        Args:
+            out: the study's folder.
+            workers: processes that compute side by side, or a ``Cluster``; 1: in this process.
+            force: makes all runs again.
+            progress: shows how far they are on stderr.
+
+        Raises:
+            FairFlareError: of the first run that failed, after the others have ended.
+        """
+        from fairflare.app.federation import as_before
+
+        finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
+        with as_before({}), contextlib.nullcontext() if progress else console.silent(), finished:
+            return self
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """A row per run: what tells it from the others, status, metric, and that over the sites' test splits.
+
+        Columns: those of ``about``, ``status`` ("finished", "missing" or why it failed), ``metric``, ``mean``,
+        ``worst``, ``worst_site``, ``gap``.
+        """
+        import pandas
+
+        rows = {path: {**self.about[path], **self._result(path)} for path in self.runs}
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+
+    @property
+    def sites(self) -> pandas.DataFrame:
+        """A row per finished run and site: what tells the run from the others, and ``Federation.sites``."""
+        import pandas
+
+        from fairflare.app.federation import sites_table
+
+        found = [
+            sites_table(report)
+            .reset_index()
+            .assign(run=path)[["run", "site"]]
+            .assign(**self.about[path])
+            .join(sites_table(report).reset_index(drop=True))
+            for path, report in self.reports.items()
+        ]
+        return pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(columns=["run", "site"])
+
+    def _result(self, path: str) -> dict[str, Any]:
+        if path not in self.reports:
+            return {"status": f"failed: {self.failures[path][0]}" if path in self.failures else "missing"}
+        found = self.reports[path]["fairness"]
+        return {"status": "finished", **{key: found[key] for key in ("metric", "mean", "worst", "worst_site", "gap")}}
+
+    @contextlib.contextmanager
+    def finished(
+        self,
+        folder: Path,
+        one: One = run_once,
+        *,
+        workers: Workers | None = 1,
+        env: str = "local",
+        is_part: Callable[[str], bool] = lambda name: True,
+        seconds: Mapping[str, float | None] | None = None,
+    ) -> Iterator[dict[str, Report]]:
+        """Within: every run has ended well, and no other command works in the study's folders; path -> report.
+
+        Args:
+            folder: the study's; one that holds something else is refused.
+            one: makes a run, or takes the one that is there.
+            workers: see ``parallel.budget``.
+            env: "local" or "sim".
+            is_part: whether a run's folder may have this name.
+            seconds: see ``Board``.
+
+        Raises:
+            FairFlareError: as ``make``, or the folder cannot be used.
+        """
+        self.check(folder, is_part)
+        at_once = budget(workers, env, self.runs)
+        with contextlib.ExitStack() as stack:
+            for place in self._folders(folder):
+                stack.enter_context(created(place))
+                stack.enter_context(opened(place))
+            yield self.make(folder, one, at_once, seconds)
+
+    def check(self, folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
+        """Raise UserError unless the study's folders are new or hold runs of such studies alone."""
+        for place in self._folders(folder):
+            check_collection(place, is_part)
+
+    def make(
+        self, folder: Path, one: One, workers: Workers, seconds: Mapping[str, float | None] | None = None
+    ) -> dict[str, Report]:
+        """The reports of all runs, which ``one`` makes; whoever calls it has the folder to itself.
+
+        Raises:
+            FairFlareError: of the first run that failed, after the others have ended.
+        """
+        self.folder = folder
+        self.reports, self.failures = run_all(self.runs, folder, one, workers, seconds)
+        for path in self.runs:
+            if path in self.failures:
+                raise_here(*self.failures[path])
+        return {path: self.reports[path] for path in self.runs}
+
+    def _folders(self, folder: Path) -> list[Path]:
+        return sorted({(folder / path).parent for path in self.runs})
+
+    def __repr__(self) -> str:
+        return f"<Study: {len(self.runs)} runs; {self.folder or 'not run'}>"
+
+
+def _about(path: str, config: RunConfig) -> dict[str, Any]:
+    """Of a run of which only the folder's name says more: "fedavg-lr=0.1-seed3"."""
+    label = path.rpartition("/")[2].removesuffix(f"-seed{config.seed}")
+    return {"label": label, "method": config.method, "task": f"{config.task}:{config.preset}", "seed": config.seed}
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value, where a setting's text is one."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def _sets_data_seed(values: Mapping[str, Any]) -> bool:
+    return DATA_SEED in values or f"task.{DATA_SEED}" in values
+
+
+def data_seed_of(seed: int) -> int:
+    """The ``data_seed`` of a comparison's seed, in 0..10**9-1.
+
+    Not the seed itself: a partition that leaves a site too small is drawn again with the next number, so that two
+    neighbouring ones may be the same partition.
+    """
+    return derive(seed, "data") % 10**9
+
+
+def data_values(config: RunConfig, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The setting that draws the data of a seed; {} where the task draws nothing or ``values`` fix it."""
+    return {} if _sets_data_seed(values) or not _draws(config) else {f"task.{DATA_SEED}": data_seed_of(seed)}
+
+
+def _draws(config: RunConfig) -> bool:
+    return bool(tasks.load(config.task, config.preset, **config.options).drawn())
+
+
+def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
+    """Raise UserError, before anything runs, where runs of one seed differ in more than the method and its training."""
+    first: dict[int, tuple[str, RunConfig]] = {}
+    for name, config in found:
+        other, twin = first.setdefault(config.seed, (name, config))
+        kinds = [(config.options, twin.options), (dataclasses.asdict(config), dataclasses.asdict(twin))]
+        for keys, (own, its) in zip((sorted(config.options), SHARED), kinds):
+            for key in keys:
+                if own[key] != its[key]:
+                    raise UserError(
+                        f"{key}: expected the same for all methods of a comparison (--set {key}=...), "
+                        f"got {own[key]} in {name} and {its[key]} in {other}"
+                    )
