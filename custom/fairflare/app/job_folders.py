@@ -23,7 +23,7 @@ T = TypeVar("T")
 NEW, OLD = "new", "old"
 """What an export moves to its place, and what was there."""
 JOB_FILES = (
-    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.pt)"
+    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
     r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""

@@ -202,7 +202,7 @@ def test_a_personal_model_is_its_sites(tmp_path, capsys):
     p = np.array([float(row["p_disease"]) for row in rows(tmp_path / "p")])
     own = json.loads((folder / "report.json").read_text())["sites"]["VA"]["personal_metrics"]
     assert np.mean((p - labels) ** 2) == pytest.approx(own["brier_loss"], abs=1e-6)
-    (folder / "sites" / "VA.personal.pt").unlink()
+    (folder / "sites" / "VA.personal.safetensors").unlink()
     with pytest.raises(UserError, match="--site-files"):
         open_run(folder, "VA")
 
