@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of earlier versions: checked and reported as they are, used and continued once they are converted."""
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+import fairflare
 from fairflare.app import earlier
 from fairflare.federation.audit import model_hash
 from fairflare.federation.files import read_model, read_tensors
@@ -134,3 +137,26 @@ def test_a_link_and_a_folder_of_something_else_stay(old, tmp_path, capsys):
     (folder / "model.pt").symlink_to(tmp_path / "kept.pt")
     assert call("convert", folder) == 0 and (tmp_path / "kept.pt").is_file()
     assert call("convert", tmp_path / "none") == 2
+
+
+READ_PICKLES = {
+    "federation/pickled.py": "what a user names for --init-from, and earlier versions' files for convert",
+    "build/initial.py": "a user's file from before torch 1.6",
+    "clinic/networks.py": "a user's pretrained_weights",
+    "inference/apply.py": "an exported bundle's own weights",
+    "inference/export.py": "nothing: the line is for an export's model card",
+    "core/channel.py": "messages between processes of one command",
+    "core/workers.py": "messages between processes of one command",
+    "datasets/readers/digit_files.py": "a published data set, array constructors alone",
+}
+
+
+def test_no_other_code_reads_pickles():
+    package = Path(fairflare.__file__).parent
+    reads = re.compile(r"torch\.load\(|^\s*import pickle|allow_pickle=True", re.MULTILINE)
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if reads.search(path.read_text())}
+    assert found == set(READ_PICKLES)
+    calls = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if "read_pickled" in path.read_text()
+    }
+    assert calls == {"federation/pickled.py", "build/initial.py", "app/earlier.py"}
