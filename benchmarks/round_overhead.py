@@ -125,7 +125,7 @@ def run(config: RunConfig, parts: Parts) -> State:
     sites: dict[str, Site] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in parts.task.sites():
-            sites[name] = build_site(config, parts, name, memory=Path(folder, f"{name}.pt"))
+            sites[name] = build_site(config, parts, name, memory=Path(folder, f"{name}.safetensors"))
             data = DATA[id(parts), name]
             sites[name].look = lambda data=data: ([], data)
         federation = build_federation(config, parts, InProcess(sites), Path(folder), "local")

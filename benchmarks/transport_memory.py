@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from fairflare.federation.files import MODEL
+from fairflare.federation.files import MODEL, read_model
 
 PLUGIN = Path(__file__).parent / "plugins" / "watched.py"
 GOAL = 5.0
@@ -41,7 +41,7 @@ def main() -> None:
     options.env = "local" if options.toy else "sim"
     with tempfile.TemporaryDirectory() as folder:
         measured = run(Path(folder), options)
-        model = torch.load(Path(folder) / "run" / MODEL, weights_only=True)
+        model = read_model(Path(folder) / "run" / MODEL)
     size = sum(value.nbytes for value in model.values())
     print(f"{options.network}, {size / 1e6:.1f} MB, its largest tensor {largest(model) / 1e6:.1f} MB; "
           f"{options.sites} sites, {options.rounds} rounds")  # fmt: skip

@@ -5,12 +5,12 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
-
 from fairflare.app.cli import main
 from fairflare.federation import loop
 from fairflare.federation.audit import GENESIS, entry_hash
+from fairflare.federation.files import read_tensors
 from fairflare.federation.site import Site
+from fairflare.federation.state import save_tensors
 
 SMALL = ["--task", "support2", "--rounds", "3", "--no-solo", "--set", "model=linear", "--set", "batch_size=512"]
 FINISHED = {"fedavg": "done", "fedism-plus": "plus", "fedheal": "heal"}
@@ -108,8 +108,8 @@ def put_entries(folder, entries, *, anew=False):
 
 
 def edit_tensors(path, change):
-    content = torch.load(path, weights_only=True)
-    torch.save(changed if (changed := change(content)) is not None else content, path)
+    content = read_tensors(path)
+    save_tensors(path, changed if (changed := change(content)) is not None else content)
 
 
 def edit_json(path, change):

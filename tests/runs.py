@@ -4,12 +4,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from fairflare.build.config import make_config
 from fairflare.build.local import run_local
 from fairflare.federation import loop
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 
 TASK = "support2:dirichlet"
 
@@ -47,6 +47,6 @@ def bits(folder):
     """What a finished run ends in: hashes of the model, the server's state and the sites' own models, and results."""
     entries = verify(folder / "audit.jsonl")
     last = [entry for entry in entries if entry["event"] == "round"][-1]
-    own = {path.name: model_hash(torch.load(path)) for path in sorted(folder.rglob("*.personal.pt"))}
+    own = {path.name: model_hash(read_tensors(path)) for path in sorted(folder.rglob("*.personal.safetensors"))}
     results = next(entry for entry in entries if entry["event"] == "evaluation")["sites"]
     return {"model": last["model_sha256"], "state": last["state_sha256"], "own": own, "results": results}

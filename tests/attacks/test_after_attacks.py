@@ -38,7 +38,7 @@ class Federation:
 
     def restart(self):
         """New processes at all sites, with new keys."""
-        files = {name: self.folder and self.folder / f"{name}.pt" for name in site_names(self.config)}
+        files = {name: self.folder and self.folder / f"{name}.safetensors" for name in site_names(self.config)}
         self.sites = {name: build_site(self.config, self.parts, name, memory=file) for name, file in files.items()}
         asked = {name: site.handle(Instruction("preflight", LAST, {})) for name, site in self.sites.items()}
         self.statements = {name: answer.sealed for name, answer in asked.items()}

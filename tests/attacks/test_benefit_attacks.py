@@ -27,7 +27,7 @@ class Victim:
         self.restart()
 
     def restart(self):
-        file = None if self.folder is None else self.folder / "VA.pt"
+        file = None if self.folder is None else self.folder / "VA.safetensors"
         self.site = build_site(self.config, self.parts, "VA", memory=file)
 
     def ask(self, task, model=None, round=LAST):

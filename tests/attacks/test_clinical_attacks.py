@@ -27,7 +27,7 @@ SITE = "Cleveland"
 def site_of(folder=None, **values):
     config = make_config("fedavg", "heart:full", rounds=ROUNDS, values={"group_by": "sex", **values})
     parts = build_parts(config)
-    memory = None if folder is None else folder / f"{SITE}.pt"
+    memory = None if folder is None else folder / f"{SITE}.safetensors"
     model = {key: value + 0.1 for key, value in parts.model.items()}
     return build_site(config, parts, SITE, memory=memory), model, leaves(config, parts, 10)
 

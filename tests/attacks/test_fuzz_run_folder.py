@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from fairflare.core.errors import UserError
 from fairflare.federation import state
 from fairflare.federation.audit import GENESIS, entry_hash, state_hash
+from fairflare.federation.files import read_tensors
 from fairflare.report.write import verify_run
 from run_folders import call, make_folders
 
-TENSORS = ("checkpoint.pt", "model.pt")
+TENSORS = ("checkpoint.safetensors", "model.safetensors")
 NAMES = ("audit.jsonl", "config.json", "report.json", "report.html", *TENSORS)
 FUZZ = settings(
     derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
@@ -62,7 +63,7 @@ def is_noticed(folder):
 
 def meaning(path):
     """What a file of tensors holds, however its archive is laid out."""
-    return state_hash(torch.load(path, weights_only=True))
+    return state_hash(read_tensors(path))
 
 
 @st.composite
@@ -136,11 +137,11 @@ def test_tensors(root, scratch, base, name, data):
     folder = fresh(root, base, scratch)
     if not (folder / name).exists():
         return
-    content = torch.load(folder / name, weights_only=True)
+    content = read_tensors(folder / name)
     path = data.draw(st.sampled_from(sorted(places(content), key=str)))
     like = st.sampled_from([torch.zeros(0), torch.ones(3, 2), torch.tensor(1), torch.zeros(2, dtype=torch.bool)])
     put(content, path, data.draw(st.one_of(ODD, like)))
-    torch.save(content, folder / name)
+    state.save_tensors(folder / name, content)
     assert is_noticed(folder) or meaning(folder / name) == meaning(root / base / name)
 
 
@@ -168,7 +169,7 @@ def test_no_log_breaks_a_report(root, scratch, data):
         entry["prev"] = head
         entry["hash"] = head = entry_hash(entry)
     (folder / "audit.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    content = torch.load(folder / "checkpoint.pt", weights_only=True)
-    torch.save({**content, "entry": head}, folder / "checkpoint.pt")
-    assert state.load_checkpoint(folder / "checkpoint.pt").entry == head
+    content = read_tensors(folder / "checkpoint.safetensors")
+    state.save_tensors(folder / "checkpoint.safetensors", {**content, "entry": head})
+    assert state.load_checkpoint(folder / "checkpoint.safetensors").entry == head
     assert call("report", folder) in (0, 2)

@@ -14,6 +14,7 @@ from fairflare.core.versions import all_versions
 from fairflare.federation.aggregation.secure import Secure
 from fairflare.federation.aggregation.server_sums import Summed
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer
@@ -124,13 +125,13 @@ def test_what_the_gate_remembers_survives_a_kill(tmp_path):
     killed = Killed(make_sites(), ("site-1",), 4)
     with pytest.raises(Dies):
         federation(tmp_path / "cut", killed).run(initial_model())
-    kept = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)
+    kept = read_tensors(tmp_path / "cut" / "checkpoint.safetensors")
     assert len(kept["history"]["site-1"]["running means"]) == 3
     assert model_hash(federation(tmp_path / "cut", killed).run(initial_model())) == model_hash(whole)
     logs = [verify(tmp_path / name / "audit.jsonl") for name in ("whole", "cut")]
     rounds = [[e["norms"] for e in log if e["event"] == "round"] for log in logs]
     assert rounds[0] == rounds[1] and "site-1" not in rounds[0][3]
-    ends = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["history"] for name in ("whole", "cut")]
+    ends = [read_tensors(tmp_path / name / "checkpoint.safetensors")["history"] for name in ("whole", "cut")]
     assert ends[0] == ends[1]
 
 
@@ -203,4 +204,4 @@ def test_a_sum_that_cannot_be_one_ends_the_run_with_the_last_good_model(tmp_path
         federation.run(initial_model())
     entries = verify(tmp_path / "audit.jsonl")
     assert entries[-2]["rejected"]["site-1"]["code"] == "sum"
-    assert model_hash(torch.load(tmp_path / "model.pt", weights_only=True)) == entries[1]["model_sha256"]
+    assert model_hash(read_tensors(tmp_path / "model.safetensors")) == entries[1]["model_sha256"]

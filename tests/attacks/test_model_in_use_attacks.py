@@ -13,6 +13,8 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.validation import as_cell
+from fairflare.federation.files import read_tensors
+from fairflare.federation.state import save_tensors
 from fairflare.inference.apply import RESULTS, _write
 from fairflare.inference.bundle import _check_plain
 from fairflare.inference.opened import open_run
@@ -39,7 +41,7 @@ class Harm:
         return open, (str(self.mark), "w")
 
 
-@pytest.mark.parametrize("name", ["model.pt", "sites/site-1.personal.pt"])
+@pytest.mark.parametrize("name", ["model.safetensors", "sites/site-1.personal.safetensors"])
 def test_no_file_of_a_run_in_use_is_executed(folder, tmp_path, name):
     mark, path = tmp_path / "harm", folder / name
     before = path.read_bytes()
@@ -55,9 +57,9 @@ def test_no_file_of_a_run_in_use_is_executed(folder, tmp_path, name):
 
 
 def test_a_personal_model_of_another_network_or_not_finite_is_refused(folder):
-    path = folder / "sites" / "site-1.personal.pt"
+    path = folder / "sites" / "site-1.personal.safetensors"
     before = path.read_bytes()
-    model = torch.load(path, weights_only=True)
+    model = read_tensors(path)
     first = next(iter(model))
     try:
         for wrong in (
@@ -65,7 +67,7 @@ def test_a_personal_model_of_another_network_or_not_finite_is_refused(folder):
             {**model, first: model[first] * float("nan")},
             {"x": model[first]},
         ):
-            torch.save(wrong, path)
+            save_tensors(path, wrong)
             with pytest.raises(UserError):
                 open_run(folder, "site-1")
     finally:
@@ -85,12 +87,12 @@ def test_a_sites_scaling_of_another_form_is_refused(folder, scaling):
 
 
 def test_no_site_leads_out_of_the_folder(folder, tmp_path):
-    (tmp_path / "other.personal.pt").write_bytes(b"x")
+    (tmp_path / "other.personal.safetensors").write_bytes(b"x")
     for name in ("../other", "site-1/../../other", "nobody", "", "."):
         if name:
             with pytest.raises(UserError, match="--site"):
                 open_run(folder, name)
-    assert site_file(folder / "sites", "site", ".personal.pt") is None  # not that of site-1
+    assert site_file(folder / "sites", "site", ".personal.safetensors") is None  # not that of site-1
 
 
 def test_force_replaces_nothing_but_what_this_package_has_made(tmp_path):
@@ -142,7 +144,7 @@ def test_no_argument_of_a_network_names_what_is_called():
 
 
 def test_an_archive_that_grows_is_no_model(folder):
-    path = folder / "sites" / "site-1.personal.pt"
+    path = folder / "sites" / "site-1.personal.safetensors"
     before = path.read_bytes()
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

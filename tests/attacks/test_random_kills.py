@@ -208,7 +208,7 @@ def _bits(entries):
 def _check(folder, wanted, moments):
     entries = verify_run(folder)
     assert _bits(entries) == wanted and entries[-1]["status"] == "completed", moments
-    results = (".personal.pt", ".solo.pt", ".inputs.json")
+    results = (".personal.safetensors", ".solo.safetensors", ".inputs.json")
     kept = [path.name for path in (folder / "sites").rglob("*") if not path.name.endswith(results)]
     assert not [p for p in folder.parent.rglob(".*")] and not kept, (moments, kept)
     assert not (folder / "unscored").exists(), moments

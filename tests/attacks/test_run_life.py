@@ -183,7 +183,7 @@ def files_of(folder):
 
 def test_two_jobs_do_not_keep_one_sites_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "WAIT", 0.0)
-    path = tmp_path / "sites" / "site-1.pt"
+    path = tmp_path / "sites" / "site-1.safetensors"
 
     def hold():
         with memory.claimed(path):
@@ -200,7 +200,7 @@ def test_two_jobs_do_not_keep_one_sites_memory(tmp_path, monkeypatch):
     assert error.value.code == "memory" and str(tmp_path) not in str(error.value)
     child.kill()
     child.join()
-    (path.parent / ".site-1.pt.abcd1234.tmp").write_bytes(b"half")
+    (path.parent / ".site-1.safetensors.abcd1234.tmp").write_bytes(b"half")
     with memory.claimed(path):
         assert SiteMemory(path).before(2) == {"a": 1.0} and not list(path.parent.glob("*.tmp"))
 
@@ -439,10 +439,10 @@ MOMENTS = {
     "the first site's data": (at(Site, "_find_data"), None),
     "the log's first line": (half_a_line, None),
     "the first round": (at(Site, "_train"), None),
-    "the first checkpoint": (while_replacing("checkpoint.pt"), None),
+    "the first checkpoint": (while_replacing("checkpoint.safetensors"), None),
     "the second round": (at(Site, "_train", lambda site, order, *_: order.round.number == 2), None),
     "evaluation": (at(Site, "_evaluate", lambda site, order, *_: order.task == "evaluate"), None),
-    "the model": (while_replacing("model.pt"), None),
+    "the model": (while_replacing("model.safetensors"), None),
     "before the report": (at(write, "summarise"), None),
     "report.json": (while_replacing("report.json"), None),
     "report.html": (while_replacing("report.html"), None),
@@ -551,8 +551,13 @@ def test_the_same_command_goes_on(command, moment, capsys, tmp_path):
 
 def test_what_was_left_half_written_goes(capsys, copy):
     """And a name without ``.tmp`` at its end may be the user's copy of a file."""
-    strangers = {".notes.txt.abcd1234.tmp", ".report.json.mybackup", ".checkpoint.pt.abc_1234", ".model.pt.backup.tmp"}
-    for name in (".checkpoint.pt.abc_1234.tmp", ".report.json.abcd1234.tmp", *strangers):
+    strangers = {
+        ".notes.txt.abcd1234.tmp",
+        ".report.json.mybackup",
+        ".checkpoint.safetensors.abc_1234",
+        ".model.safetensors.backup.tmp",
+    }
+    for name in (".checkpoint.safetensors.abc_1234.tmp", ".report.json.abcd1234.tmp", *strangers):
         (copy / name).write_bytes(b"half")
     assert call(capsys, "report", copy)[0] == 0
     assert set(litter(copy)) == strangers, "only our own names are known"
@@ -566,9 +571,9 @@ def strange(place):
     """What others keep in ``place``, by name."""
     place.mkdir(exist_ok=True)
     (place / "thesis.txt").write_text("years of work")
-    (place / "thesis.pt").write_text("years of work")
+    (place / "thesis.safetensors").write_text("years of work")
     (place / "notes").mkdir()
-    (place / "notes" / "site-1.pt").write_text("years of work")
+    (place / "notes" / "site-1.safetensors").write_text("years of work")
     return {path: path.is_dir() or path.read_bytes() for path in place.rglob("*")}
 
 
@@ -585,7 +590,7 @@ def test_strangers_beside_the_sites_memories_stay(moment, capsys, tmp_path, copy
         def run(self, *args):
             final = original(self, *args)
             found.update(strange(folder / "sites"))
-            (folder / "sites" / "site-1.pt").write_bytes(b"")
+            (folder / "sites" / "site-1.safetensors").write_bytes(b"")
             return final
 
         with pytest.MonkeyPatch.context() as patch:
@@ -593,11 +598,11 @@ def test_strangers_beside_the_sites_memories_stay(moment, capsys, tmp_path, copy
             assert call(capsys, *RUN, "--out", folder)[0] == 0
     else:
         found = strange(folder / "sites")
-        (folder / "sites" / "site-1.pt").unlink(missing_ok=True)
+        (folder / "sites" / "site-1.safetensors").unlink(missing_ok=True)
         if moment == "complete":
-            (folder / "sites" / "site-1.pt").write_bytes(b"")
+            (folder / "sites" / "site-1.safetensors").write_bytes(b"")
         assert call(capsys, "resume", folder)[0] == (2 if moment == "complete" else 0)
-    ours = {folder / "sites" / f"site-{number}.pt" for number in range(1, 5)}
+    ours = {folder / "sites" / f"site-{number}.safetensors" for number in range(1, 5)}
     theirs = {p: p.is_dir() or p.read_bytes() for p in (folder / "sites").rglob("*") if not p.name.endswith(KEPT)}
     assert theirs == {path: held for path, held in found.items() if path not in ours and not path.name.endswith(KEPT)}
 
@@ -635,9 +640,12 @@ STRANGERS = {
         (run / "sites" / "thesis.txt").write_text("years"),
     ),
     "thesis": lambda run: (run / "thesis").mkdir(),
-    "model.pt": lambda run: ((run / "model.pt").rename(run / "../w"), (run / "model.pt").symlink_to(run / "../w")),
+    "model.safetensors": lambda run: (
+        (run / "model.safetensors").rename(run / "../w"),
+        (run / "model.safetensors").symlink_to(run / "../w"),
+    ),
     "tb_events": lambda run: ((run / "tb_events").rename(run / "../e"), (run / "tb_events").symlink_to(run / "../e")),
-    ".thesis.pt.abcd1234.tmp": lambda run: (run / ".thesis.pt.abcd1234.tmp").write_text("years"),
+    ".thesis.safetensors.abcd1234.tmp": lambda run: (run / ".thesis.safetensors.abcd1234.tmp").write_text("years"),
 }
 
 
@@ -658,11 +666,16 @@ def test_force_knows_everything_that_a_run_writes(copy, capsys):
     (copy / "preflight_site-1.txt").write_text("")
     for name in ("he", "sites"):
         (copy / name).mkdir(exist_ok=True)
-    for name in (f"{HE}/{SERVER_CONTEXT}", f"{HE}/{SITE_CONTEXT}", "sites/site-1.pt", "sites/site-1.pt.lock"):
+    for name in (
+        f"{HE}/{SERVER_CONTEXT}",
+        f"{HE}/{SITE_CONTEXT}",
+        "sites/site-1.safetensors",
+        "sites/site-1.safetensors.lock",
+    ):
         (copy / name).write_bytes(b"")
     assert folders.strangers(copy) == []
     assert call(capsys, *RUN, "--out", copy, "--force")[0] == 0
-    assert not (copy / LOG).exists() and not list((copy / "sites").glob("*.pt*"))
+    assert not (copy / LOG).exists() and not list((copy / "sites").glob("*.safetensors*"))
 
 
 def test_export_replaces_jobs_only(capsys, tmp_path):

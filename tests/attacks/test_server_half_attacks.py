@@ -84,7 +84,7 @@ def test_a_rejected_round_leaves_nothing_at_the_site(method, own, state, tmp_pat
     folder = run(method, tmp_path / "run", VALUES, rounds=4)
     assert [sorted(entry["rejected"]) for entry in rounds_of(folder)] == [[], ["site-3"], ["site-3"], []]
     assert all(entry["rejected"]["site-3"]["code"] == "norm" for entry in rounds_of(folder)[1:3])
-    found = load_checkpoint(folder / "checkpoint.pt").trainer[state]
+    found = load_checkpoint(folder / "checkpoint.safetensors").trainer[state]
     kept = [site.memory.before(5)[own] for site in sites.values()]
     for key, value in found.items():
         torch.testing.assert_close(value, sum(one[key] for one in kept) / 3, rtol=1e-4, atol=1e-6)

@@ -11,10 +11,11 @@ import sys
 import time
 
 import pytest
-import torch
 
 from fairflare.app.cli import main
+from fairflare.federation.files import read_tensors
 from fairflare.federation.lock import LOCK, at_work, locked
+from fairflare.federation.state import save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
 IN_PROGRESS = 3
@@ -92,9 +93,9 @@ def test_tampering_with_a_run_that_goes_on_is_found(tmp_path, capsys):
         assert verified(lambda folder: None)[0] == IN_PROGRESS
 
         def model(folder):
-            content = torch.load(folder / "checkpoint.pt", weights_only=True)
+            content = read_tensors(folder / "checkpoint.safetensors")
             next(iter(content["model"].values())).view(-1)[0] += 1
-            torch.save(content, folder / "checkpoint.pt")
+            save_tensors(folder / "checkpoint.safetensors", content)
 
         def line(folder):
             text = (folder / "audit.jsonl").read_text()
@@ -111,10 +112,10 @@ def test_tampering_with_a_run_that_goes_on_is_found(tmp_path, capsys):
             (folder / "audit.jsonl").unlink()
 
         for change, words in (
-            (model, "checkpoint.pt: audit.jsonl names no round that left it"),
+            (model, "checkpoint.safetensors: audit.jsonl names no round that left it"),
             (line, "the chain is broken at line 2"),
             (config, "config.json: is that of a run of another configuration"),
-            (shorter, "checkpoint.pt: audit.jsonl names no round that left it"),
+            (shorter, "checkpoint.safetensors: audit.jsonl names no round that left it"),
             (gone, "found no audit.jsonl"),
         ):
             code, out, err = verified(change)
@@ -125,10 +126,10 @@ def test_a_tampered_run_that_has_ended_is_found_with_a_lock_that_nobody_holds(fi
     (finished / LOCK).write_bytes(b" %d" % os.getpid())
     before = (finished / LOCK).read_bytes()
     assert call(capsys, "verify", finished)[0] == 0
-    content = torch.load(finished / "checkpoint.pt", weights_only=True)
-    torch.save({**content, "round": 2}, finished / "checkpoint.pt")
+    content = read_tensors(finished / "checkpoint.safetensors")
+    save_tensors(finished / "checkpoint.safetensors", {**content, "round": 2})
     code, _, err = call(capsys, "verify", finished)
-    assert code == 2 and "checkpoint.pt" in err
+    assert code == 2 and "checkpoint.safetensors" in err
     assert (finished / LOCK).read_bytes() == before and not at_work(finished), "nothing is changed"
 
 

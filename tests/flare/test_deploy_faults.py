@@ -12,6 +12,7 @@ import pytest
 import torch
 from federation_processes import check_run, in_process, until, without
 
+from fairflare.federation.files import read_tensors
 from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.deploy
@@ -78,8 +79,8 @@ def codes(entry):
 
 def has_trained(poc, site, federation, trained):
     """Whether the site's own memory counts the optimizer's steps through all the rounds ``trained``."""
-    (file,) = (poc.kits / site / "fairflare_state" / federation / "sites").glob(f"{site}.*.pt")
-    memory = torch.load(file, weights_only=True)
+    (file,) = (poc.kits / site / "fairflare_state" / federation / "sites").glob(f"{site}.*.safetensors")
+    memory = read_tensors(file)
     steps = {number: int(kept["optimizer"]["state"][0]["step"]) for number, kept in memory.items()}
     each = steps[trained[-1]] // len(trained)
     return steps == {trained[k]: (k + 1) * each for k in (len(trained) - 2, len(trained) - 1)}
@@ -182,9 +183,9 @@ def test_a_site_that_dies_while_it_trains_alone_is_asked_again_by_the_next_job(p
     found, expected = joining(tmp_path / "again"), joining(tmp_path / "local")
     assert found["sites"] == expected["sites"] and sorted(found["sites"]) == SITES and not found["rejected"]
     for site in SITES:
-        (own,) = (poc.kits / site / "fairflare_state" / state.name / "sites").glob(f"{site}.*.solo.pt")
-        model = torch.load(tmp_path / "local" / "sites" / f"{site}.solo.pt", weights_only=True)
-        assert all(torch.equal(value, model[key]) for key, value in torch.load(own, weights_only=True).items())
+        (own,) = (poc.kits / site / "fairflare_state" / state.name / "sites").glob(f"{site}.*.solo.safetensors")
+        model = read_tensors(tmp_path / "local" / "sites" / f"{site}.solo.safetensors")
+        assert all(torch.equal(value, model[key]) for key, value in read_tensors(own).items())
 
 
 def test_the_question_ends_without_a_site_that_is_stuck_in_training_alone(poc, tmp_path):

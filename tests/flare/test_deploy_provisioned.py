@@ -90,7 +90,9 @@ def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_p
     assert re.search(r"fairflare [0-9.]+, package_sha256 [0-9a-f]{12}", log.read_text()), "each site says what it runs"
     assert "SumRefused" not in log.read_text()
     assert joining(entries)["sites"] == joining(verify(tmp_path / "local" / "audit.jsonl"))["sites"]
-    assert not list((tmp_path / "run").rglob("*.solo.pt")), "the models that sites have trained alone stay there"
+    assert not list((tmp_path / "run").rglob("*.solo.safetensors")), (
+        "the models that sites have trained alone stay there"
+    )
 
 
 def joining(entries):

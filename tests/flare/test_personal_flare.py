@@ -19,6 +19,7 @@ from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.federation.audit import verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.memory import personal_file
 from fairflare.federation.messages import Instruction
 from fairflare.flare.egress import EgressFilter
@@ -33,13 +34,13 @@ DITTO = ("ditto", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3
 @pytest.fixture(scope="module")
 def fedbn(tmp_path_factory):
     """The configuration, and real answers of a real site that keeps its BatchNorm."""
-    memory = tmp_path_factory.mktemp("site") / "site-1.pt"
+    memory = tmp_path_factory.mktemp("site") / "site-1.safetensors"
     config = make_config("fedbn", "digits:small", rounds=1, values=VALUES)
     parts = build_parts(config)
     site = build_site(config, parts, "site-1", memory=memory)
     tasks = ("preflight", "train", "evaluate")
     answers = {task: site.handle(Instruction(task, Round(1, 1), parts.model)) for task in tasks}
-    return config, answers, torch.load(personal_file(memory), weights_only=True)
+    return config, answers, read_tensors(personal_file(memory))
 
 
 def filtered(config, task, answer):
@@ -91,7 +92,7 @@ def test_flares_evaluation_workflows_are_told_of_the_shared_model_alone(fedbn):
 
 
 def personal(folder):
-    return {path.name: torch.load(path, weights_only=True) for path in sorted((folder / "sites").glob("*.personal.pt"))}
+    return {path.name: read_tensors(path) for path in sorted((folder / "sites").glob("*.personal.safetensors"))}
 
 
 def test_a_killed_simulator_goes_on_to_the_personal_models_of_an_uninterrupted_run(tmp_path, monkeypatch):
@@ -114,4 +115,6 @@ def test_a_killed_simulator_goes_on_to_the_personal_models_of_an_uninterrupted_r
     found, expected = personal(folder), personal(whole)
     assert len(found) == 3 and found.keys() == expected.keys()
     assert all(torch.equal(found[site][key], value) for site in found for key, value in expected[site].items())
-    assert sorted(item.name for item in (folder / "sites").glob("*.pt") if ".solo" not in item.name) == sorted(found)
+    assert sorted(item.name for item in (folder / "sites").glob("*.safetensors") if ".solo" not in item.name) == sorted(
+        found
+    )

@@ -57,7 +57,9 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert finished == ([1, 2, 2, 3] if point == "writing state" else [1, 2, 3])
     report = json.loads((folder / "report.json").read_text())
     assert report["rounds"] == 3 and all(len(row["weight"]) == 3 for row in report["sites"].values())
-    assert not [path for path in (folder / "sites").glob("*") if not path.name.endswith((".solo.pt", ".inputs.json"))]
+    assert not [
+        path for path in (folder / "sites").glob("*") if not path.name.endswith((".solo.safetensors", ".inputs.json"))
+    ]
 
 
 @each("point", AT_THE_SERVER, short=["writing state"])

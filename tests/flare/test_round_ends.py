@@ -241,7 +241,7 @@ def executor(tmp_path, hook):
 
     training = dataclasses.replace(TRAINING, keep_optimizer=True)
     site = make_sites(1, trainer=Hooked(), probes=())["site-1"]
-    site = dataclasses.replace(site, training=training, memory=SiteMemory(tmp_path / "site.pt"))
+    site = dataclasses.replace(site, training=training, memory=SiteMemory(tmp_path / "site.safetensors"))
     site.handle(Instruction("train", Round(1, 3), initial_model()))
     one = FairExecutor(CONFIG.to_json())
     one.log_info = lambda fl_ctx, text: said.append(text)
@@ -274,7 +274,7 @@ def test_a_site_whose_task_is_gone_stops_and_stands_as_before_the_round(tmp_path
         train(one, site, engine)
     assert len(steps) == 1 and held(site) == {1: True, 2: False}
     assert said == ["train: round 2 went on without this site"]
-    assert SiteMemory(tmp_path / "site.pt").before(3).keys() == site.memory.at(1).keys()
+    assert SiteMemory(tmp_path / "site.safetensors").before(3).keys() == site.memory.at(1).keys()
 
 
 def test_a_site_that_ends_too_late_keeps_nothing_of_the_round(tmp_path):

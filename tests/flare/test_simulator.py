@@ -19,6 +19,7 @@ from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.in_process import InProcess
 from fairflare.flare.simulate import run_simulator
 
@@ -33,7 +34,7 @@ def fairflare(*arguments, **environment):
 
 
 def model_of(folder):
-    return torch.load(folder / "model.pt", weights_only=True)
+    return read_tensors(folder / "model.safetensors")
 
 
 PARTS = ["selector=share", "select.share=0.6", "server_optimizer=adam", "train.lr=0.002"]
@@ -60,7 +61,15 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path, method, chosen):
     assert local["detail"]["after"] == flare["detail"]["after"] and bool(local["detail"]["after"]) == (chosen is MASKS)
     assert fairflare("verify", tmp_path / "flare").returncode == 0
     names = {p.name for p in (tmp_path / "flare").iterdir()}
-    assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
+    assert {
+        "report.html",
+        "report.json",
+        "audit.jsonl",
+        "model.safetensors",
+        "config.json",
+        "tb_events",
+        "log.txt",
+    } <= names
 
 
 def test_encrypted_sums_over_flare(tmp_path):

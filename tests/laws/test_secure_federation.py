@@ -319,7 +319,7 @@ def run_to_its_end(tmp_path, fault):
 def test_masks_that_do_not_cancel_end_the_run_with_its_last_good_model(tmp_path):
     text, entries = run_to_its_end(tmp_path, wrong("site-2", sealed={"sum": b"\x7f" * (4 * SIZE + 3 * TAG)}))
     assert "do not cancel" in text and entries[-1]["status"] == "failed"
-    assert (tmp_path / "run" / "model.pt").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
 @each(

@@ -114,5 +114,5 @@ def test_the_installed_wheel_runs(wheel, tmp_path):
     assert Path(where.strip()).is_relative_to(site)
     command = [folder / "bin" / "fairflare", "run", "fedavg", "--task", "support2", "--rounds", "2"]
     call(*command, "--out", "here", cwd=tmp_path)
-    assert (tmp_path / "here" / "report.html").is_file() and (tmp_path / "here" / "model.pt").is_file()
+    assert (tmp_path / "here" / "report.html").is_file() and (tmp_path / "here" / "model.safetensors").is_file()
     assert call(folder / "bin" / "fairflare", "--version", cwd=tmp_path).strip().endswith(__version__)

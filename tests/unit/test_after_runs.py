@@ -71,7 +71,7 @@ def test_such_a_folder_can_be_replaced(plain, tmp_path):
 
 
 def test_the_model_is_that_of_the_run_without_it(plain, bare):
-    assert (plain / "model.pt").read_bytes() == (bare / "model.pt").read_bytes()
+    assert (plain / "model.safetensors").read_bytes() == (bare / "model.safetensors").read_bytes()
     assert not lines(bare) and sections(bare) == []
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_there_goes_on_to_the_same(plain, tmp_path, monkeyp
         patch.setattr(Site, "prepare", dies)
         main(["run", "fedism", *HEART, *RECALIBRATE, *chosen, "--out", str(folder)])
     assert call("resume", folder) == 0
-    assert (folder / "model.pt").read_bytes() == (whole / "model.pt").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert kept(folder) == kept(whole) and sections(folder) == sections(whole)
     assert len(lines(folder)) == 1 and call("verify", folder) == 0
 
@@ -134,7 +134,9 @@ def test_a_site_names_the_model_that_it_has_adjusted(tmp_path):
     assert line["remark"].endswith("the model that each site uses, which is its own")
     for site in SITES:
         named = json.loads((folder / "sites" / f"{site}.after.json").read_text())["model"]
-        assert named == model_hash(read_model(folder / "sites" / f"{site}.personal.pt")) != line["model_sha256"]
+        assert (
+            named == model_hash(read_model(folder / "sites" / f"{site}.personal.safetensors")) != line["model_sha256"]
+        )
 
 
 def test_a_step_that_was_killed_before_its_report(bare, tmp_path, monkeypatch, capsys):
@@ -171,7 +173,7 @@ def test_a_finished_run_takes_the_same_step(plain, bare, capsys):
     assert call("after", bare, "--step", "conformal", "--set", "alpha=0.2", "--set", "by=group") == 0
     assert [section["step"] for section in sections(bare)] == ["recalibrate", "conformal"]
     assert call("verify", bare) == 0
-    assert (bare / "model.pt").read_bytes() == (plain / "model.pt").read_bytes()
+    assert (bare / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(

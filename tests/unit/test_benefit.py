@@ -27,7 +27,7 @@ from fairflare.core.types import Round
 from fairflare.federation.benefit.measured import Pair, measured, reports
 from fairflare.federation.benefit.server import Benefit
 from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.files import read_model
+from fairflare.federation.files import read_model, read_tensors
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.site import Site
 from fairflare.functional.resampling import percentile_interval, resamples, weighted_auc, weighted_mean
@@ -213,7 +213,7 @@ def test_a_site_without_which_the_question_ended_is_late(task):
 
 def alone(folder):
     site = build_site(
-        make_config("fedavg", "heart:full", rounds=4, values={"solo": True}), PARTS, "VA", folder / "VA.pt"
+        make_config("fedavg", "heart:full", rounds=4, values={"solo": True}), PARTS, "VA", folder / "VA.safetensors"
     )
     return site, site._by_itself(site.alone).handle
 
@@ -258,17 +258,17 @@ def bare(tmp_path_factory):
 
 
 def test_the_federations_model_is_that_of_the_run_without_it(joined, bare):
-    assert (joined / "model.pt").read_bytes() == (bare / "model.pt").read_bytes()
-    assert section(bare) is None and not list(bare.rglob("*.solo.pt"))
+    assert (joined / "model.safetensors").read_bytes() == (bare / "model.safetensors").read_bytes()
+    assert section(bare) is None and not list(bare.rglob("*.solo.safetensors"))
     assert "solo" not in json.loads((bare / "config.json").read_text())
     assert call("verify", joined) == 0
 
 
 def test_the_models_trained_alone_are_those_of_the_method_solo(joined, tmp_path):
     folder = run(tmp_path / "solo", method="solo")
-    models = torch.load(folder / "checkpoint.pt", weights_only=True)["models"]
+    models = read_tensors(folder / "checkpoint.safetensors")["models"]
     for site in SITES:
-        own = read_model(joined / "sites" / f"{site}.solo.pt")
+        own = read_model(joined / "sites" / f"{site}.solo.safetensors")
         assert own.keys() == models[site].keys() and all(torch.equal(own[key], models[site][key]) for key in own)
 
 
@@ -286,12 +286,14 @@ def test_the_benefit_is_that_of_scikit_learn_from_the_saved_models(joined):
         "auc": roc_auc_score,
         "brier_loss": lambda y, p: -brier_score_loss(y, p),
     }
-    found, federated = section(joined)["metrics"], read_model(joined / "model.pt")
+    found, federated = section(joined)["metrics"], read_model(joined / "model.safetensors")
     assert set(found) == set(scores)
     for site in SITES:
         (batch,) = TASK.site_data(site).fixed("test", 1000)
         y = batch.targets.numpy()
-        ours, own = (probabilities(m, batch) for m in (federated, read_model(joined / "sites" / f"{site}.solo.pt")))
+        ours, own = (
+            probabilities(m, batch) for m in (federated, read_model(joined / "sites" / f"{site}.solo.safetensors"))
+        )
         for metric, score in scores.items():
             (row,) = [row for row in found[metric]["sites"] if row["site"] == site]
             assert row["n"] == len(y)
@@ -320,11 +322,11 @@ def test_a_finished_run_is_asked_the_same(joined, bare, tmp_path, capsys):
     folder = shutil.copytree(bare, tmp_path / "run")
     assert call("after", folder, "--step", "solo") == 0
     assert section(folder) == section(joined) and "Joining (accuracy):" in capsys.readouterr().out
-    assert (folder / "model.pt").read_bytes() == (joined / "model.pt").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (joined / "model.safetensors").read_bytes()
     for site in SITES:
-        name = f"sites/{site}.solo.pt"
+        name = f"sites/{site}.solo.safetensors"
         assert (folder / name).read_bytes() == (joined / name).read_bytes()
-    assert not list((folder / "sites").glob("*.solo-work.pt")) and call("verify", folder) == 0
+    assert not list((folder / "sites").glob("*.solo-work.safetensors")) and call("verify", folder) == 0
     assert call("after", folder, "--step", "solo", "--set", "alpha=0.2") == 2
     assert "--set alpha: expected none with --step solo" in capsys.readouterr().err
 
@@ -353,11 +355,13 @@ def test_a_run_that_is_killed_there_goes_on_to_the_same(joined, tmp_path, monkey
         main(["run", "fedavg", *HEART, "--out", str(folder)])
     assert call("resume", folder) == 0
     assert section(folder) == section(joined) and call("verify", folder) == 0
-    assert {path.name for path in (folder / "sites").glob("*.pt")} == {f"{site}.solo.pt" for site in SITES}
+    assert {path.name for path in (folder / "sites").glob("*.safetensors")} == {
+        f"{site}.solo.safetensors" for site in SITES
+    }
 
 
 def site_of(config, folder=None):
-    return build_site(config, build_parts(config), "VA", memory=folder and folder / "VA.pt")
+    return build_site(config, build_parts(config), "VA", memory=folder and folder / "VA.safetensors")
 
 
 @pytest.mark.parametrize("values", [{}, {"local_steps": 3}, {"optimizer": "adam", "keep_optimizer": "true"}])

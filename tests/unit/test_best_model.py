@@ -5,7 +5,6 @@ import json
 import random
 
 import pytest
-import torch
 
 from cases import each
 from fairflare.app.cli import main
@@ -19,6 +18,7 @@ from fairflare.federation.files import BEST, BEST_MODELS, MODEL, read_json, read
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.memory import SiteMemory
 from fairflare.federation.model_files import ModelFiles
+from fairflare.federation.state import save_tensors
 from fairflare.inference.opened import open_run
 from fairflare.report.write import verify_run, write_report
 from helpers import Accuracy, initial_model, make_federation, make_sites
@@ -139,8 +139,8 @@ def test_without_a_choice_nothing_is_written(tmp_path):
     assert not (tmp_path / BEST).exists() and not (tmp_path / BEST_MODELS).exists() and not lines(tmp_path, "best")
 
 
-POINTS = [(AuditLog, "append"), (loop, "save_checkpoint"), (loop, "save_model"), (ModelFiles, "write"),
-          (ModelFiles, "clear"), (best, "save_model")]  # fmt: skip
+POINTS = [(AuditLog, "append"), (loop, "save_checkpoint"), (loop, "save_tensors"), (ModelFiles, "write"),
+          (ModelFiles, "clear"), (best, "save_tensors")]  # fmt: skip
 
 
 def killed_at(monkeypatch, number):
@@ -240,9 +240,9 @@ def test_both_models_and_the_personal_ones_beside_them_are_those_of_their_rounds
     run_local(config(method, rounds=line["round"], lr=0.3), short)
     assert model_hash(read_model(long / BEST)) == model_hash(read_model(short / MODEL))
     for site in ("site-1", "site-2", "site-3") if method == "ditto" else ():
-        own, same = long / f"sites/{site}.best.personal.pt", short / f"sites/{site}.personal.pt"
+        own, same = long / f"sites/{site}.best.personal.safetensors", short / f"sites/{site}.personal.safetensors"
         assert model_hash(read_model(own)) == model_hash(read_model(same))
-        assert model_hash(read_model(long / f"sites/{site}.personal.pt")) != model_hash(read_model(own))
+        assert model_hash(read_model(long / f"sites/{site}.personal.safetensors")) != model_hash(read_model(own))
 
 
 def test_the_report_says_which_round_was_chosen_and_both_models_test_values(run):
@@ -285,7 +285,7 @@ def test_what_follows_a_run_is_of_the_model_that_its_headline_is_of(tmp_path):
 def test_verify_covers_the_chosen_model(run, tmp_path):
     verify_run(run)
     for name, spoil, words in [
-        ("other", lambda p: torch.save({k: v + 1 for k, v in read_model(p).items()}, p), "is not the model"),
+        ("other", lambda p: save_tensors(p, {k: v + 1 for k, v in read_model(p).items()}), "is not the model"),
         ("missing", lambda p: p.unlink(), "is missing"),
     ]:
         folder = tmp_path / name
@@ -294,7 +294,7 @@ def test_verify_covers_the_chosen_model(run, tmp_path):
             if path.is_file():
                 (folder / path.name).write_bytes(path.read_bytes())
         spoil(folder / BEST)
-        with pytest.raises(UserError, match=f"best.pt: {words}"):
+        with pytest.raises(UserError, match=f"best.safetensors: {words}"):
             verify_run(folder)
 
 

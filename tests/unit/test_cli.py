@@ -11,6 +11,8 @@ import torch
 from cases import each
 from fairflare.app import cli
 from fairflare.app.cli import main
+from fairflare.federation.files import read_tensors
+from fairflare.federation.state import save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
 
@@ -66,8 +68,16 @@ def test_tasks_say_what_is_simulated(capsys):
 
 def test_a_run_folder_holds_what_was_promised(finished):
     names = {p.name for p in finished.iterdir()}
-    assert {"report.html", "report.json", "audit.jsonl", "model.pt", "config.json", "tb_events", "log.txt"} <= names
-    state = torch.load(finished / "model.pt", weights_only=True)
+    assert {
+        "report.html",
+        "report.json",
+        "audit.jsonl",
+        "model.safetensors",
+        "config.json",
+        "tb_events",
+        "log.txt",
+    } <= names
+    state = read_tensors(finished / "model.safetensors")
     assert all(isinstance(v, torch.Tensor) for v in state.values())
     assert json.loads((finished / "report.json").read_text())["status"] == "completed"
     assert any((finished / "tb_events").iterdir()) and "completed" in (finished / "log.txt").read_text()
@@ -80,7 +90,7 @@ def test_the_config_repeats_the_run(finished, tmp_path):
 
     config = RunConfig.from_json(json.loads((finished / "config.json").read_text()))
     again = run_local(config, tmp_path)
-    assert model_hash(again) == model_hash(torch.load(finished / "model.pt", weights_only=True))
+    assert model_hash(again) == model_hash(read_tensors(finished / "model.safetensors"))
 
 
 def test_tensorboard_holds_the_weights(finished):
@@ -110,11 +120,11 @@ def test_verify_finds_an_edit_and_a_swapped_model(capsys, finished, tmp_path):
     log.write_text(log.read_text().replace('"n_examples": ', '"n_examples": 1', 1))
     code, _, err = call(capsys, "verify", tmp_path / "edited")
     assert code == 2 and "chain is broken at line 2" in err
-    model = torch.load(tmp_path / "swapped" / "model.pt", weights_only=True)
+    model = read_tensors(tmp_path / "swapped" / "model.safetensors")
     next(iter(model.values())).add_(1e-6)
-    torch.save(model, tmp_path / "swapped" / "model.pt")
+    save_tensors(tmp_path / "swapped" / "model.safetensors", model)
     code, _, err = call(capsys, "verify", tmp_path / "swapped")
-    assert code == 2 and "model.pt: is not the model" in err
+    assert code == 2 and "model.safetensors: is not the model" in err
 
 
 def test_compare_reuses_what_is_finished(capsys, tmp_path):
@@ -237,7 +247,7 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
     code, _, err = call(capsys, *RUN[:-1], "3", "--out", tmp_path / "run")
     assert code == 1 and "round 2: 0 accepted sites" in err.splitlines()[-1]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["status"] == "failed" and (tmp_path / "run" / "model.pt").is_file()
+    assert report["status"] == "failed" and (tmp_path / "run" / "model.safetensors").is_file()
 
 
 def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
@@ -262,7 +272,7 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
     assert code == 0, err
     configs = tmp_path / "job" / "app" / "config"
     assert str(path) not in (configs / "config_fed_server.json").read_text()
-    assert torch.equal(torch.load(configs / "initial.pt", weights_only=True)["conv1.weight"], weights["conv1.weight"])
+    assert torch.equal(read_tensors(configs / "initial.safetensors")["conv1.weight"], weights["conv1.weight"])
     assert str(path) not in (configs / "config_fed_client.json").read_text()
     arguments[0] = "run"
     for env in ("local", "sim"):
@@ -311,11 +321,11 @@ def test_verify_finds_any_edit(capsys, finished, tmp_path, name, change):
 
 
 def test_force_keeps_the_old_run_when_the_new_one_cannot_start(capsys, finished):
-    before = (finished / "model.pt").read_bytes()
+    before = (finished / "model.safetensors").read_bytes()
     code, _, err = call(capsys, "run", "fedavg", "--task", "ich-phantom:small", "--set", "images=200", "--set",
                         "alpha=0.01", "--out", finished, "--force")  # fmt: skip
     assert code == 2, err
-    assert (finished / "model.pt").read_bytes() == before and not list(finished.parent.glob(".*before*"))
+    assert (finished / "model.safetensors").read_bytes() == before and not list(finished.parent.glob(".*before*"))
 
 
 def test_force_leaves_folders_of_others_alone(capsys, tmp_path):

@@ -37,7 +37,7 @@ def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):
         rounds = [e for e in entries if e["event"] == "round"]
         assert len(rounds) == 2 and all(row["site"] not in e["weights"] for e in rounds)
         assert row["site"] in next(e for e in entries if e["event"] == "evaluation")["sites"]
-    kept = tmp_path / "c" / "without-site-2" / "model.pt"
+    kept = tmp_path / "c" / "without-site-2" / "model.safetensors"
     written = kept.stat().st_mtime_ns
     shutil.rmtree(tmp_path / "c" / "without-site-3")
     code, out, _ = call(capsys, *command)

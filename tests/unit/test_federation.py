@@ -8,6 +8,7 @@ import torch
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.rules.fedavg import FedAvg
@@ -65,7 +66,7 @@ def test_sharing_one_network_changes_nothing(tmp_path):
 
 def test_the_folder_holds_what_was_promised(tmp_path):
     final = make_federation(tmp_path).run(initial_model())
-    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    saved = read_tensors(tmp_path / "model.safetensors")
     entries = verify(tmp_path / "audit.jsonl")
     assert model_hash(saved) == model_hash(final) == entries[-1]["model_sha256"]
     assert [e["event"] for e in entries] == ["start", "round", "round", "round", "evaluation", "finish"]
@@ -88,7 +89,7 @@ def test_too_few_sites_keep_the_last_good_model(tmp_path):
     entries = verify(tmp_path / "audit.jsonl")
     assert entries[-1]["status"] == "failed" and entries[-1]["model_sha256"] == entries[1]["model_sha256"]
     assert entries[-2]["event"] == "round_failed" and set(entries[-2]["rejected"]) == {"site-2", "site-3"}
-    assert model_hash(torch.load(tmp_path / "model.pt", weights_only=True)) == entries[1]["model_sha256"]
+    assert model_hash(read_tensors(tmp_path / "model.safetensors")) == entries[1]["model_sha256"]
 
 
 @pytest.mark.parametrize("killed_in", [1, 2, 3])
@@ -259,7 +260,7 @@ class Opened:
 def test_a_checkpoint_that_was_replaced_runs_nothing(tmp_path):
     make_federation(tmp_path).run(initial_model())
     trap = tmp_path / "opened"
-    torch.save({"round": 1, "model": {}, "state": Opened(trap), "declared": {}}, tmp_path / "checkpoint.pt")
-    with pytest.raises(Exception, match="[Ww]eights.only|Unsupported"):
+    torch.save({"round": 1, "model": {}, "state": Opened(trap), "declared": {}}, tmp_path / "checkpoint.safetensors")
+    with pytest.raises(Exception, match="checkpoint.safetensors: expected tensors in a .safetensors file"):
         make_federation(tmp_path).run(initial_model())
     assert not trap.exists()

@@ -3,14 +3,14 @@
 
 import copy
 import gc
-import mmap
 import os
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from fairflare.core.filed import Filed, Returning, Room
+from fairflare.core.filed import Filed, Room
 from fairflare.core.stored import Entries
 from fairflare.core.types import Info, Reply, Round
 from fairflare.federation.audit import model_hash, state_hash
@@ -57,19 +57,18 @@ def test_the_file_goes_with_the_last_that_lies_in_it():
         os.fstat(number)
 
 
-def test_what_is_mapped_goes_back_while_it_is_written(tmp_path):
-    told = []
+def test_one_entry_is_in_memory_while_they_are_written(tmp_path, monkeypatch):
+    filed = Filed.of(Room(), {}, {str(k): 1 << 20 for k in range(8)}, torch.uint8)
+    arrays, read = [], Filed.__getitem__
 
-    class Memory:
-        def madvise(self, advice):
-            told.append(advice)
+    def counted(self, key):
+        arrays.append(weakref.ref(found := read(self, key)))
+        assert sum(one() is not None for one in arrays) <= 2
+        return found
 
-    with (tmp_path / "file").open("wb") as file:
-        returning = Returning(file, [Memory(), Memory()])
-        returning.write(b"x" * (Returning.EVERY - 1))
-        assert told == []
-        returning.write(b"x")
-        assert told == [mmap.MADV_DONTNEED] * 2
+    monkeypatch.setattr(Filed, "__getitem__", counted)
+    save_checkpoint(tmp_path / "c", Checkpoint(1, {"w": torch.zeros(2)}, {"history": {"site-1": filed}}))
+    assert len(arrays) == 8 and (tmp_path / "c").stat().st_size > 8 << 20
 
 
 def rounds(kept, variant, again=None):
@@ -107,7 +106,6 @@ def test_small_counters_stay_in_memory():
 
 def test_checkpoints_are_alike_and_rounds_go_on_from_them(tmp_path, monkeypatch):
     monkeypatch.setattr(consistency, "LARGE", 0)
-    monkeypatch.setattr(Returning, "EVERY", 1 << 10)
 
     def saved(folder):
         def again(t, outcome):

@@ -179,22 +179,22 @@ def test_every_task_takes_them_and_the_configuration_holds_their_hash(tmp_path):
 
 def test_a_run_starts_from_another_and_goes_on_without_the_file(earlier, tmp_path, capsys):
     config = make_config("fedavg", "support2", rounds=1, values={"model": "linear", "init_from": str(earlier)})
-    given = read_model(earlier / "model.pt")
+    given = read_model(earlier / "model.safetensors")
     assert model_hash(build_parts(config).model) == model_hash(given) == config.init_from
     out = tmp_path / "run"
     code, _, err = call(capsys, "run", "fedavg", *TASK, "--init-from", earlier, "--out", out)
     assert code == 0 and "init-from: 2 of the network's 2 entries are in the file" in err, err
     assert json.loads((out / "config.json").read_text())["init_from"] == config.init_from
-    assert model_hash(read_model(out / "initial.pt")) == config.init_from
+    assert model_hash(read_model(out / "initial.safetensors")) == config.init_from
     assert str(earlier) not in (out / "report.html").read_text() + (out / "config.json").read_text()
-    final = read_model(out / "model.pt")
-    for name in ("audit.jsonl", "checkpoint.pt", "model.pt", "report.json", "report.html", "log.txt"):
+    final = read_model(out / "model.safetensors")
+    for name in ("audit.jsonl", "checkpoint.safetensors", "model.safetensors", "report.json", "report.html", "log.txt"):
         (out / name).unlink()
     os.environ.pop(VARIABLE)  # a new process, to which nobody has named a file
     assert call(capsys, "resume", out)[0] == 0
-    assert model_hash(read_model(out / "model.pt")) == model_hash(final)
-    kept({key: value + 1 for key, value in given.items()}, out / "initial.pt")
-    for name in ("audit.jsonl", "checkpoint.pt", "model.pt", "report.json", "report.html"):
+    assert model_hash(read_model(out / "model.safetensors")) == model_hash(final)
+    kept({key: value + 1 for key, value in given.items()}, out / "initial.safetensors")
+    for name in ("audit.jsonl", "checkpoint.safetensors", "model.safetensors", "report.json", "report.html"):
         (out / name).unlink()
     os.environ.pop(VARIABLE)
     code, _, err = call(capsys, "resume", out)
@@ -209,10 +209,10 @@ def test_the_old_name_of_the_option_and_arms_of_a_comparison(earlier, tmp_path, 
     assert code == 0, err
     table = json.loads((out / "compare.json").read_text())
     assert "init_from" in json.dumps(table) and str(earlier) not in json.dumps(table)
-    started = [len(list(folder.glob("initial.pt"))) for folder in sorted(out.glob("fedavg*"))]
+    started = [len(list(folder.glob("initial.safetensors"))) for folder in sorted(out.glob("fedavg*"))]
     assert sorted(started) == [0, 1]
     code, _, err = call(capsys, "run", "fedavg", *TASK, "--pretrained-weights", earlier, "--out", tmp_path / "run")
-    assert code == 0 and (tmp_path / "run" / "initial.pt").is_file(), err
+    assert code == 0 and (tmp_path / "run" / "initial.safetensors").is_file(), err
 
 
 def test_a_job_brings_them_to_the_server_and_names_no_path(earlier, tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_a_job_brings_them_to_the_server_and_names_no_path(earlier, tmp_path, ca
     assert code == 0 and "init-from: 2 of the network's 2" in err, err
     configs = tmp_path / "job" / "app" / "config"
     texts = [(configs / f"config_fed_{side}.json").read_text() for side in ("server", "client")]
-    sha256 = model_hash(read_model(configs / "initial.pt"))
+    sha256 = model_hash(read_model(configs / "initial.safetensors"))
     assert all(sha256 in one and str(earlier) not in one for one in texts) and not (configs.parent / "custom").exists()
     code, _, err = call(capsys, *arguments, "--out", tmp_path / "job", "--force")
     assert code == 0, err

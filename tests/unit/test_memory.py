@@ -15,7 +15,7 @@ from helpers import TRAINING, initial_model, make_sites
 
 
 def test_a_round_starts_from_the_one_before(tmp_path):
-    memory = SiteMemory(tmp_path / "site.pt")
+    memory = SiteMemory(tmp_path / "site.safetensors")
     assert memory.before(1) == {}
     memory.keep(1, {"a": 1.0})
     memory.keep(2, {"a": 2.0})
@@ -39,31 +39,31 @@ def test_rounds_in_between_may_be_missing():
 
 
 def test_what_a_round_kept_that_went_on_without_the_site_is_discarded(tmp_path):
-    memory = SiteMemory(tmp_path / "site.pt")
+    memory = SiteMemory(tmp_path / "site.safetensors")
     memory.keep(1, {"a": 1.0})
     memory.keep(2, {"a": 2.0})
     assert memory.has(2) and not memory.has(3)
     memory.discard(2)
     assert not memory.has(2)
-    for found in (memory, SiteMemory(tmp_path / "site.pt")):
+    for found in (memory, SiteMemory(tmp_path / "site.safetensors")):
         assert found.before(3) == {"a": 1.0} and found.at(2) == {}
     memory.discard(1)
     memory.discard(1)
-    assert SiteMemory(tmp_path / "site.pt").before(3) == {}
+    assert SiteMemory(tmp_path / "site.safetensors").before(3) == {}
 
 
 def test_it_goes_back_to_the_last_round_that_counted(tmp_path):
-    memory = SiteMemory(tmp_path / "site.pt")
+    memory = SiteMemory(tmp_path / "site.safetensors")
     for number in (1, 2, 3):
         memory.go_back(min(number - 1, 1), number)  # nothing after round 1 has counted
         memory.keep(number, {"a": float(number)})
-        assert SiteMemory(tmp_path / "site.pt").before(number) == ({"a": 1.0} if number > 1 else {})
+        assert SiteMemory(tmp_path / "site.safetensors").before(number) == ({"a": 1.0} if number > 1 else {})
     memory.go_back(3, 4)
     assert memory.before(4) == {"a": 3.0} and memory.before(3) == {"a": 1.0}
     memory.go_back(1, 3)  # round 3 again
     assert memory.before(3) == {"a": 1.0} and memory.has(3)
     memory.go_back(0, 4)
-    assert memory.before(4) == SiteMemory(tmp_path / "site.pt").before(4) == {}
+    assert memory.before(4) == SiteMemory(tmp_path / "site.safetensors").before(4) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_round_that_is_refused_on_its_way_out_leaves_nothing(monkeypatch):
 
 
 def test_it_survives_a_restart(tmp_path):
-    path = tmp_path / "sites" / "site.pt"
+    path = tmp_path / "sites" / "site.safetensors"
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     SiteMemory(path).keep(3, {"model": {"w": torch.arange(3.0)}, "optimizer": optimizer.state_dict()})
     found = SiteMemory(path).before(4)
@@ -114,7 +114,7 @@ def test_what_is_kept_does_not_train_on():
 
 
 def test_nothing_to_keep_writes_nothing(tmp_path):
-    SiteMemory(tmp_path / "site.pt").keep(1, {})
+    SiteMemory(tmp_path / "site.safetensors").keep(1, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -131,10 +131,10 @@ def test_a_round_that_is_repeated_trains_to_the_same_bits(optimizer, tmp_path):
     def trained(where, number):
         return where.handle(Instruction("train", Round(number, 3), initial_model())).update
 
-    first = site(SiteMemory(tmp_path / "m.pt"))
+    first = site(SiteMemory(tmp_path / "m.safetensors"))
     trained(first, 1)
     once, again = trained(first, 2), trained(first, 2)
-    restarted = trained(site(SiteMemory(tmp_path / "m.pt")), 2)
+    restarted = trained(site(SiteMemory(tmp_path / "m.safetensors")), 2)
     fresh = trained(site(SiteMemory()), 2)
     assert all(torch.equal(once[k], again[k]) and torch.equal(once[k], restarted[k]) for k in once)
     assert not all(torch.equal(once[k], fresh[k]) for k in once), "the optimizer was not kept"

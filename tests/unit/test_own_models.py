@@ -61,7 +61,7 @@ def test_each_site_is_sent_its_own(tmp_path):
     model = make_federation(tmp_path, transport, rule=Own()).run(initial_model())
     by_round = {t: {s: h for task, n, s, h in transport.sent if task == "train" and n == t} for t in (1, 2, 3)}
     assert len(set(by_round[1].values())) == 1 and len(set(by_round[2].values())) == 3
-    kept = load_checkpoint(tmp_path / "checkpoint.pt").models
+    kept = load_checkpoint(tmp_path / "checkpoint.safetensors").models
     evaluated = [(s, h) for task, _, s, h in transport.sent if task == "evaluate"]
     assert evaluated == [(s, model_hash(model)) for s in kept] + [(s, model_hash(own)) for s, own in kept.items()]
 
@@ -70,7 +70,7 @@ def test_its_own_model_is_a_site_trained_alone(tmp_path):
     """Nobody else's update is in it: three rounds of site-1 on its own end in the same bits."""
     make_federation(tmp_path / "all", rule=Own()).run(initial_model())
     alone = make_federation(tmp_path / "alone", InProcess(make_sites(1)), FedAvg(), min_sites=1).run(initial_model())
-    own = load_checkpoint(tmp_path / "all" / "checkpoint.pt").models["site-1"]
+    own = load_checkpoint(tmp_path / "all" / "checkpoint.safetensors").models["site-1"]
     assert model_hash(own) == model_hash(alone)
 
 
@@ -92,7 +92,7 @@ def test_final_results_stand_side_by_side(tmp_path):
     make_federation(tmp_path, rule=Own()).run(initial_model())
     sites = next(e for e in verify(tmp_path / "audit.jsonl") if e["event"] == "evaluation")["sites"]
     assert all(set(found["personal"]) == set(found) - {"personal"} for found in sites.values())
-    own = load_checkpoint(tmp_path / "checkpoint.pt").models["site-2"]
+    own = load_checkpoint(tmp_path / "checkpoint.safetensors").models["site-2"]
     site = make_sites()["site-2"]
     site.network.load_state_dict(own)
     assert sites["site-2"]["personal"]["test"] == site._score("test")
@@ -113,7 +113,7 @@ def test_killed_and_continued_they_are_the_same(tmp_path, monkeypatch):
         make_federation(tmp_path / "alone", rule=Own()).run(initial_model())
     monkeypatch.undo()
     make_federation(tmp_path / "alone", rule=Own()).run(initial_model())
-    one, other = (load_checkpoint(tmp_path / name / "checkpoint.pt") for name in ("all", "alone"))
+    one, other = (load_checkpoint(tmp_path / name / "checkpoint.safetensors") for name in ("all", "alone"))
     assert model_hash(one.model) == model_hash(other.model)
     assert {s: model_hash(m) for s, m in one.models.items()} == {s: model_hash(m) for s, m in other.models.items()}
 
@@ -128,11 +128,11 @@ def test_the_log_binds_them(tmp_path):
             if '"finish"' not in line and '"evaluation"' not in line
         )
     )
-    (tmp_path / "model.pt").unlink()
-    found = load_checkpoint(tmp_path / "checkpoint.pt")
+    (tmp_path / "model.safetensors").unlink()
+    found = load_checkpoint(tmp_path / "checkpoint.safetensors")
     found.models["site-1"]["0.bias"] += 1
-    save_checkpoint(tmp_path / "checkpoint.pt", found)
-    with pytest.raises(UserError, match=r"checkpoint\.pt: the rule's or the gate's state"):
+    save_checkpoint(tmp_path / "checkpoint.safetensors", found)
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors: the rule's or the gate's state"):
         make_federation(tmp_path, rule=Own(), rounds=3).run(initial_model())
 
 
@@ -169,7 +169,7 @@ def test_a_broken_one_ends_the_run_with_the_model_before(tmp_path, spoil, said):
 
     with pytest.raises(RunFailed, match=f"round 2: the rule's model {said}"):
         make_federation(tmp_path, rule=Broken()).run(initial_model())
-    assert load_checkpoint(tmp_path / "checkpoint.pt").round == 1
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").round == 1
 
 
 def test_no_such_rule_has_secure_sums(monkeypatch):

@@ -194,7 +194,7 @@ def test_an_interrupted_comparison_leaves_no_process_and_folders_that_go_on(tmp_
     child = FORK.Process(target=run)
     child.start()
     deadline = time.monotonic() + 100
-    while len(list(folder.glob("*/checkpoint.pt"))) < 2 and time.monotonic() < deadline and child.is_alive():
+    while len(list(folder.glob("*/checkpoint.safetensors"))) < 2 and time.monotonic() < deadline and child.is_alive():
         time.sleep(0.02)
     family = psutil.Process(child.pid).children(recursive=True)
     assert len(family) == 6  # two runs of two workers each

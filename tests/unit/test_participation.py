@@ -9,9 +9,10 @@ from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.logged_files import memory_hash
-from fairflare.federation.state import load_checkpoint
+from fairflare.federation.state import load_checkpoint, save_tensors
 from fairflare.selectors.list import Named
 from fairflare.selectors.share import Share
 from fairflare.server_optimizers.adaptive import Adam
@@ -135,7 +136,7 @@ def test_a_server_optimizer_acts_and_survives_a_restart(tmp_path, optimizer, mon
 
     with pytest.raises(KeyboardInterrupt):
         federation(tmp_path / "cut", Stops(make_sites()), **changes).run(initial_model())
-    left = load_checkpoint(tmp_path / "cut" / "checkpoint.pt")
+    left = load_checkpoint(tmp_path / "cut" / "checkpoint.safetensors")
     assert left.round == 2 and set(left.server["m"]) == set(dict(make_sites()["site-1"].network.named_parameters()))
     assert memory_hash(left) != memory_hash(dataclasses.replace(left, server={}))
     assert rounds(tmp_path / "cut")[-1]["state_sha256"] == memory_hash(left)
@@ -145,14 +146,13 @@ def test_a_server_optimizer_acts_and_survives_a_restart(tmp_path, optimizer, mon
 
 def test_without_a_server_optimizer_nothing_is_kept(tmp_path):
     federation(tmp_path).run(initial_model())
-    assert load_checkpoint(tmp_path / "checkpoint.pt").server == {}
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").server == {}
 
 
 def test_a_checkpoint_from_before_server_optimizers_is_read(tmp_path):
-    import torch
 
     federation(tmp_path).run(initial_model())
-    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    content = read_tensors(tmp_path / "checkpoint.safetensors")
     del content["server"]
-    torch.save(content, tmp_path / "checkpoint.pt")
-    assert load_checkpoint(tmp_path / "checkpoint.pt").server == {}
+    save_tensors(tmp_path / "checkpoint.safetensors", content)
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").server == {}

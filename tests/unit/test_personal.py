@@ -13,6 +13,7 @@ from fairflare.build.config_checks import _check_sites
 from fairflare.core.errors import UserError
 from fairflare.core.registry import checked
 from fairflare.core.types import Round
+from fairflare.federation.files import read_tensors
 from fairflare.federation.gate import Gate, inspect_evaluation
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.memory import SiteMemory, claimed, forget, personal_file
@@ -75,28 +76,28 @@ def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(t
 
 @pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto", "ditto-personal"])
 def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, name, tmp_path):
-    path = tmp_path / "site-1.pt"
+    path = tmp_path / "site-1.safetensors"
     site = a_site(trainers[name], path)
     trained(site, 1, initial_model())
     once = trained(site, 2, initial_model()).update
-    saved = torch.load(personal_file(path), weights_only=True)
+    saved = read_tensors(personal_file(path))
     again = a_site(trainers[name], path)
     assert same(once, trained(again, 2, initial_model()).update)
-    assert same(saved, torch.load(personal_file(path), weights_only=True))
-    fresh = a_site(trainers[name], tmp_path / "other.pt")
+    assert same(saved, read_tensors(personal_file(path)))
+    fresh = a_site(trainers[name], tmp_path / "other.safetensors")
     trained(fresh, 2, initial_model())
-    assert not same(saved, torch.load(personal_file(tmp_path / "other.pt"), weights_only=True)), "nothing was kept"
+    assert not same(saved, read_tensors(personal_file(tmp_path / "other.safetensors"))), "nothing was kept"
 
 
 @pytest.mark.parametrize("name", ["fedbn", "ditto"])
 def test_the_personal_model_is_evaluated_beside_the_shared_one_and_is_what_its_file_holds(trainers, name, tmp_path):
-    path = tmp_path / "site-1.pt"
+    path = tmp_path / "site-1.safetensors"
     site = a_site(trainers[name], path)
     for round in (1, 2, 3):
         trained(site, round, initial_model())
     answer = evaluated(site, initial_model())
     assert answer.update is None and answer.personal.keys() == answer.metrics.keys()
-    model = torch.load(personal_file(path), weights_only=True)
+    model = read_tensors(personal_file(path))
     site.network.load_state_dict(model)
     assert answer.personal["test"] == site._score("test")
     site.network.load_state_dict(initial_model())
@@ -105,7 +106,7 @@ def test_the_personal_model_is_evaluated_beside_the_shared_one_and_is_what_its_f
 
 def test_only_the_final_model_of_the_run_is_paired_with_the_personal_one(trainers, tmp_path):
     """FLARE's evaluation workflows show models of their own: the site's file stays what it was."""
-    path = tmp_path / "site-1.pt"
+    path = tmp_path / "site-1.safetensors"
     site = a_site(trainers["fedbn"], path)
     trained(site, 1, initial_model())
     before = personal_file(path).read_bytes()
@@ -115,7 +116,7 @@ def test_only_the_final_model_of_the_run_is_paired_with_the_personal_one(trainer
 
 @pytest.mark.parametrize("spoilt", ["nothing", "another shape", "one entry more"])
 def test_a_model_that_is_none_leaves_the_personal_file_as_it_was(trainers, spoilt, tmp_path):
-    path = tmp_path / "site-1.pt"
+    path = tmp_path / "site-1.safetensors"
     site = a_site(trainers["fedbn"], path)
     for round in (1, 2, 3):
         trained(site, round, initial_model())
@@ -131,7 +132,7 @@ def test_a_model_that_is_none_leaves_the_personal_file_as_it_was(trainers, spoil
 
 
 def test_a_site_that_has_not_trained_has_no_personal_results(trainers, tmp_path):
-    site = a_site(trainers["ditto"], tmp_path / "site-1.pt")
+    site = a_site(trainers["ditto"], tmp_path / "site-1.safetensors")
     assert evaluated(site, initial_model()).personal == {} and not list(tmp_path.iterdir())
 
 
@@ -311,18 +312,22 @@ def test_a_federation_leaves_the_servers_personal_entries_alone_and_logs_both_re
 
 
 def test_a_runs_end_forgets_memories_and_keeps_personal_models(trainers, tmp_path):
-    site = a_site(trainers["ditto"], tmp_path / "sites" / "site-1.pt")
+    site = a_site(trainers["ditto"], tmp_path / "sites" / "site-1.safetensors")
     trained(site, 1, initial_model())
     forget(tmp_path / "sites", ["site-1"])
-    assert [item.name for item in (tmp_path / "sites").iterdir()] == ["site-1.personal.pt"]
+    assert [item.name for item in (tmp_path / "sites").iterdir()] == ["site-1.personal.safetensors"]
 
 
 def test_half_a_personal_model_of_a_killed_process_is_cleared_and_a_whole_one_stays(tmp_path):
-    for name in (".site-1.personal.pt.abcd1234.tmp", "site-1.personal.pt", ".other.personal.pt.abcd1234.tmp"):
+    for name in (
+        ".site-1.personal.safetensors.abcd1234.tmp",
+        "site-1.personal.safetensors",
+        ".other.personal.safetensors.abcd1234.tmp",
+    ):
         (tmp_path / name).write_bytes(b"half")
-    with claimed(tmp_path / "site-1.pt"):
+    with claimed(tmp_path / "site-1.safetensors"):
         left = sorted(item.name for item in tmp_path.iterdir() if item.suffix != ".lock")
-    assert left == [".other.personal.pt.abcd1234.tmp", "site-1.personal.pt"]
+    assert left == [".other.personal.safetensors.abcd1234.tmp", "site-1.personal.safetensors"]
 
 
 def test_no_site_is_called_as_another_ones_personal_model():

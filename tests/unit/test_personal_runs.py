@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairflare.app.cli import main
+from fairflare.federation.files import read_tensors
 from fairflare.trainers.base import Trainer
 
 SMALL = ("--no-solo", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2")
@@ -27,8 +28,8 @@ def command(*arguments):
 
 def models(folder):
     """Site -> the personal model that lies in a run's folder."""
-    files = sorted((folder / "sites").glob("*.pt"))
-    return {file.name.removesuffix(".personal.pt"): torch.load(file, weights_only=True) for file in files}
+    files = sorted((folder / "sites").glob("*.safetensors"))
+    return {file.name.removesuffix(".personal.safetensors"): read_tensors(file) for file in files}
 
 
 def same(one, other):
@@ -44,8 +45,10 @@ def ditto(tmp_path_factory):
 
 
 def test_the_run_keeps_a_personal_model_for_every_site_and_no_memory(ditto):
-    assert sorted(item.name for item in (ditto / "sites").glob("*.pt")) == [f"site-{k}.personal.pt" for k in (1, 2, 3)]
-    shared = torch.load(ditto / "model.pt", weights_only=True)
+    assert sorted(item.name for item in (ditto / "sites").glob("*.safetensors")) == [
+        f"site-{k}.personal.safetensors" for k in (1, 2, 3)
+    ]
+    shared = read_tensors(ditto / "model.safetensors")
     for own in models(ditto).values():
         assert own.keys() == shared.keys() and not all(torch.equal(own[key], shared[key]) for key in shared)
 
@@ -91,7 +94,7 @@ def test_a_run_that_is_cut_short_and_resumed_ends_with_the_same_personal_models(
         patch.setattr(Trainer, "train", cut_short)
         assert command("run", "ditto", *SMALL, "--out", folder) != 0
     assert calls == [1, 1, 1, 2, 2]
-    assert (folder / "sites" / "site-1.pt").exists() and not same(models(folder), models(ditto))
+    assert (folder / "sites" / "site-1.safetensors").exists() and not same(models(folder), models(ditto))
     assert command("resume", folder) == 0
     assert same(models(folder), models(ditto))
 
@@ -103,7 +106,7 @@ def test_force_replaces_personal_models_and_a_strangers_file_among_them_stops_it
     assert command("run", "fedprox", *SMALL, "--out", folder, "--force") == 2
     (folder / "sites" / "diary.txt").unlink()
     assert command("run", "fedprox", *SMALL, "--out", folder, "--force") == 0
-    assert not list((folder / "sites").glob("*.pt"))
+    assert not list((folder / "sites").glob("*.safetensors"))
     detail = json.loads((folder / "report.json").read_text())["detail"]
     assert detail["personal"] is None and not any("shared model" in line for line in detail["caveats"])
 
@@ -112,7 +115,7 @@ def test_force_replaces_personal_models_and_a_strangers_file_among_them_stops_it
 def test_fedbn_shares_no_batchnorm_and_every_site_ends_with_its_own(tmp_path, capsys):
     assert command("run", "fedbn", *DIGITS, "--out", tmp_path / "run") == 0
     assert "personal models" in capsys.readouterr().out
-    shared, own = torch.load(tmp_path / "run" / "model.pt", weights_only=True), models(tmp_path / "run")
+    shared, own = read_tensors(tmp_path / "run" / "model.safetensors"), models(tmp_path / "run")
     norm = {key for key in shared if key.rpartition(".")[0] + ".running_mean" in shared}
     assert norm and len(own) == 4
     for model in own.values():
@@ -152,7 +155,7 @@ def test_secure_sums_add_the_shared_entries_alone(tmp_path):
     for scheme in ("none", "masks"):
         options = ("--set", "trainer=fedbn", "--set", f"secure_sum={scheme}", "--rounds", "1")
         assert command("run", "fedism", *DIGITS, *options, "--out", tmp_path / scheme) == 0
-        found[scheme] = torch.load(tmp_path / scheme / "model.pt", weights_only=True)
+        found[scheme] = read_tensors(tmp_path / scheme / "model.safetensors")
     for key, value in found["none"].items():
         torch.testing.assert_close(found["masks"][key], value, rtol=0, atol=1e-4)
     own = [models(tmp_path / scheme) for scheme in ("none", "masks")]

@@ -136,12 +136,12 @@ def test_the_command_finds_and_goes_on(tmp_path, capsys):
     assert json.loads((tmp_path / "r" / "riders.json").read_text()) == found
     assert "Free riders under fedavg" in (tmp_path / "r" / "riders.html").read_text()
     kept, cut_short = (tmp_path / "r" / f"fedavg-{kind}-seed0" for kind in ("none", "zeros"))
-    written = (kept / "model.pt").stat().st_mtime_ns
+    written = (kept / "model.safetensors").stat().st_mtime_ns
     rider = json.loads((cut_short / "rider.json").read_text())
     (cut_short / "rider.json").write_text(json.dumps({**rider, "finished": False}))
     code, out, _ = call(capsys, *command, "--json")
-    assert code == 0 and json.loads(out) == found and (kept / "model.pt").stat().st_mtime_ns == written
-    (cut_short / "model.pt").unlink()
+    assert code == 0 and json.loads(out) == found and (kept / "model.safetensors").stat().st_mtime_ns == written
+    (cut_short / "model.safetensors").unlink()
     code, _, err = call(capsys, "resume", cut_short)
     assert code == 2 and "a free rider is simulated in it" in err, "an honest site would go on in the rider's place"
 

@@ -8,7 +8,6 @@ import time
 import weakref
 
 import pytest
-import torch
 
 from cases import each
 from fairflare.build.assembly import build_federation, build_site
@@ -17,9 +16,11 @@ from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.federation import loop, unscored
 from fairflare.federation.audit import AuditLog, model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.history import read_history
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.scoring import Backlog, Beside
+from fairflare.federation.state import save_tensors
 from fairflare.federation.unscored import UNSCORED, Unscored
 from fairflare.report.trail import read_trail
 from helpers import initial_model, make_federation, make_sites
@@ -118,7 +119,7 @@ def test_what_is_found_while_sites_train_is_logged_when_the_round_ends(tmp_path)
 
     def until_all_are_scored(task, round):
         until = time.monotonic() + LIMIT
-        while task == "train" and len(list(tmp_path.glob(f"{UNSCORED}/*.pt"))) > 0 and len(done) < round - 1:
+        while task == "train" and len(list(tmp_path.glob(f"{UNSCORED}/*.safetensors"))) > 0 and len(done) < round - 1:
             assert time.monotonic() < until
             time.sleep(0.001)
 
@@ -175,7 +176,7 @@ MOMENTS = {
     "after a file has gone": (Unscored, "clear", True),
     "before a line": (AuditLog, "append", False),
     "after a line": (AuditLog, "append", True),
-    "before the model": (loop, "save_model", False),
+    "before the model": (loop, "save_tensors", False),
 }
 
 
@@ -239,13 +240,13 @@ def test_a_repeated_round_owes_its_own_scores(tmp_path, monkeypatch):
 
 
 def _changed(path):
-    model = torch.load(path, weights_only=True)
+    model = read_tensors(path)
     next(iter(model.values())).view(-1)[0] += 1
-    torch.save(model, path)
+    save_tensors(path, model)
 
 
 def _swapped(path):
-    for one, other in (("1.pt", "x"), ("2.pt", "1.pt"), ("x", "2.pt")):
+    for one, other in (("1.safetensors", "x"), ("2.safetensors", "1.safetensors"), ("x", "2.safetensors")):
         (path.parent / one).rename(path.parent / other)
 
 
@@ -255,8 +256,11 @@ TAMPERED = {
     "missing": (lambda path: path.unlink(), "is missing"),
     "no tensors": (lambda path: path.write_bytes(b"\x80\x04\x95"), "expected tensors"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "expected a file"),
-    "of a round that was not": (lambda path: (path.parent / "3.pt").write_bytes(path.read_bytes()), "says nothing"),
-    "of no round": (lambda path: (path.parent / "01.pt").write_bytes(path.read_bytes()), "says nothing"),
+    "of a round that was not": (
+        lambda path: (path.parent / "3.safetensors").write_bytes(path.read_bytes()),
+        "says nothing",
+    ),
+    "of no round": (lambda path: (path.parent / "01.safetensors").write_bytes(path.read_bytes()), "says nothing"),
     "a stranger's": (lambda path: (path.parent / "notes.txt").write_text("mine"), "says nothing"),
     "a link for a folder": (
         lambda path: (path.parent.rename(path.parents[1] / "x"), path.parent.symlink_to(path.parents[1] / "x")),
@@ -274,7 +278,7 @@ def test_another_file_is_refused_and_never_scored(how, tmp_path):
     with pytest.raises(Dies):
         scored_run(tmp_path, Waiting(dies)).run(initial_model())
     tamper, said = TAMPERED[how]
-    tamper(tmp_path / UNSCORED / "1.pt")
+    tamper(tmp_path / UNSCORED / "1.safetensors")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     seen = []
     with pytest.raises(UserError, match=said):
@@ -285,12 +289,12 @@ def test_another_file_is_refused_and_never_scored(how, tmp_path):
 def test_a_file_that_is_changed_while_the_run_goes_on_is_not_scored(tmp_path):
     def tamper(task, round):
         if (task, round) == ("train", 3):
-            _changed(tmp_path / UNSCORED / "1.pt")
+            _changed(tmp_path / UNSCORED / "1.safetensors")
 
-    with pytest.raises(RunFailed, match="1.pt: is not the model"):
+    with pytest.raises(RunFailed, match="1.safetensors: is not the model"):
         scored_run(tmp_path, Waiting(tamper)).run(initial_model())
     last = verify(tmp_path / "audit.jsonl")[-1]
-    assert last["status"] == "failed" and "1.pt: is not the model" in last["reason"] and scores(tmp_path) == {}
+    assert last["status"] == "failed" and "1.safetensors: is not the model" in last["reason"] and scores(tmp_path) == {}
 
 
 @pytest.mark.parametrize("beside", Beside)
@@ -318,7 +322,11 @@ def test_where_scoring_fails_the_models_stay_for_the_run_that_goes_on(beside, tm
     with pytest.raises(MemoryError):
         scored_run(tmp_path, rounds=3, beside=beside, score=broken).run(initial_model())
     assert verify(tmp_path / "audit.jsonl")[-1]["reason"] == "internal error: MemoryError"
-    assert sorted(path.name for path in (tmp_path / UNSCORED).iterdir()) == ["1.pt", "2.pt", "3.pt"]
+    assert sorted(path.name for path in (tmp_path / UNSCORED).iterdir()) == [
+        "1.safetensors",
+        "2.safetensors",
+        "3.safetensors",
+    ]
     scored_run(tmp_path, rounds=3, beside=beside).run(initial_model())
     scored_run(tmp_path.parent / "whole", rounds=3).run(initial_model())
     assert scores(tmp_path) == scores(tmp_path.parent / "whole") and not (tmp_path / UNSCORED).exists()
@@ -388,8 +396,8 @@ def test_a_run_of_the_format_before_goes_on(tmp_path):
     for entry in found:
         content = {k: v for k, v in entry.items() if k not in ("seq", "time", "event", "prev", "hash")}
         last = AuditLog(log).append(entry["event"], **content)
-    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    torch.save(checkpoint | {"entry": last["hash"]}, tmp_path / "checkpoint.pt")
+    checkpoint = read_tensors(tmp_path / "checkpoint.safetensors")
+    save_tensors(tmp_path / "checkpoint.safetensors", checkpoint | {"entry": last["hash"]})
     scored_run(tmp_path).run(initial_model())
     assert list(scores(tmp_path)) == [3] and read_history(verify(log)).completed
 

@@ -12,6 +12,7 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Outline
 from fairflare.federation.audit import model_hash, verify
 from fairflare.federation.early_end import EarlyEnd
+from fairflare.federation.files import read_tensors
 from fairflare.federation.gate import Gate
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.loop import Federation
@@ -92,7 +93,7 @@ def test_a_site_without_a_good_second_answer_is_left_out_of_the_round(case, tmp_
 def test_too_few_second_answers_end_the_run_with_the_last_good_model(tmp_path):
     with pytest.raises(RunFailed, match="round 1: 2 accepted sites, 3 needed; site-2: no_answer"):
         federation(tmp_path, Spoiling(sites(), lambda a: []), min_sites=3).run(initial_model())
-    assert model_hash(torch.load(tmp_path / "model.pt", weights_only=True)) == model_hash(initial_model())
+    assert model_hash(read_tensors(tmp_path / "model.safetensors")) == model_hash(initial_model())
 
 
 def test_a_second_answer_twice_counts_once(tmp_path):
@@ -121,7 +122,7 @@ class Restarting(InProcess):
 
     def exchange(self, instructions):
         started = {
-            name: dataclasses.replace(site, memory=SiteMemory(self.folder / f"{name}.pt"))
+            name: dataclasses.replace(site, memory=SiteMemory(self.folder / f"{name}.safetensors"))
             for name, site in sites().items()
         }
         return InProcess(started).exchange(instructions)

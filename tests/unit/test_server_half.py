@@ -14,7 +14,7 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import TensorSpec
 from fairflare.federation.logged_files import memory_hash
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_tensors
 from fairflare.rules.base import Rule
 from fairflare.rules.fedavg import FedAvg
 from fairflare.rules.fedufo import FedUFO
@@ -26,6 +26,7 @@ from fairflare.trainers.weighted import WeightedTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
 from cases import each
+from fairflare.federation.files import read_tensors
 from runs import TASK, bits, interrupted, run  # noqa: E402
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01, "trainer": "drift"}
@@ -87,7 +88,7 @@ def test_it_runs_under_any_rule(method, tmp_path):
         rounds[0] == [0, 0, 0] and len(set(rounds[1])) == len(set(rounds[2])) == 1 and 0 < rounds[1][0] != rounds[2][0]
     )
     assert found["model"] != plain["model"] and found["state"] != plain["state"]
-    kept = load_checkpoint(tmp_path / "run" / "checkpoint.pt").trainer
+    kept = load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").trainer
     assert kept["rounds"] == 3 and kept["mean"].shape == (1,)
 
 
@@ -100,14 +101,14 @@ def test_the_log_binds_the_state_and_old_checkpoints_are_read(tmp_path):
     model = {"w": torch.zeros(1)}
     plain, more = Checkpoint(1, model), Checkpoint(1, model, trainer={"c": {"w": torch.ones(1)}})
     assert memory_hash(plain) != memory_hash(more)
-    save_checkpoint(tmp_path / "c.pt", plain)
-    content = torch.load(tmp_path / "c.pt")
+    save_checkpoint(tmp_path / "c.safetensors", plain)
+    content = read_tensors(tmp_path / "c.safetensors")
     del content["trainer"]
-    torch.save(content, tmp_path / "old.pt")
-    assert load_checkpoint(tmp_path / "old.pt") == plain
-    torch.save({**content, "trainer": 3}, tmp_path / "bad.pt")
+    save_tensors(tmp_path / "old.safetensors", content)
+    assert load_checkpoint(tmp_path / "old.safetensors") == plain
+    save_tensors(tmp_path / "bad.safetensors", {**content, "trainer": 3})
     with pytest.raises(UserError, match="expected a checkpoint"):
-        load_checkpoint(tmp_path / "bad.pt")
+        load_checkpoint(tmp_path / "bad.safetensors")
 
 
 class Personal(PlainTrainer):

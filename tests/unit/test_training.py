@@ -302,10 +302,10 @@ def test_a_round_of_local_steps_that_is_repeated_trains_to_the_same_bits(tmp_pat
     def trained(where, number):
         return where.handle(Instruction("train", Round(number, 3), initial_model()))
 
-    first = site(SiteMemory(tmp_path / "m.pt"))
+    first = site(SiteMemory(tmp_path / "m.safetensors"))
     assert trained(first, 1).steps == 4
     once, again = trained(first, 2).update, trained(first, 2).update
-    restarted = trained(site(SiteMemory(tmp_path / "m.pt")), 2).update
+    restarted = trained(site(SiteMemory(tmp_path / "m.safetensors")), 2).update
     fresh = trained(site(SiteMemory()), 2).update
     assert same(once, again) and same(once, restarted)
     assert not same(once, fresh), "the place in the data was not kept"

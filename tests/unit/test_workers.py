@@ -25,6 +25,7 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
 from fairflare.federation import in_workers
 from fairflare.federation.audit import model_hash, verify
+from fairflare.federation.files import read_tensors
 from fairflare.federation.in_workers import InWorkers, shares
 from fairflare.federation.messages import Instruction
 from fairflare.report.write import check_resumable, verify_run
@@ -50,11 +51,11 @@ def outcome(config, folder, count):
     parts = build_parts(config)
     with LocalSites(config, folder, parts, count) as sites:
         final = run_local(config, folder, parts=parts, sites=sites)
-    results = (".personal.pt", ".solo.pt", ".inputs.json")
+    results = (".personal.safetensors", ".solo.safetensors", ".inputs.json")
     assert not [path for path in (folder / "sites").glob("*") if not path.name.endswith(results)]
     entries = verify(folder / "audit.jsonl")
     last = [entry for entry in entries if entry["event"] == "round"][-1]
-    own = {path.name: model_hash(torch.load(path)) for path in sorted(folder.rglob("*.personal.pt"))}
+    own = {path.name: model_hash(read_tensors(path)) for path in sorted(folder.rglob("*.personal.safetensors"))}
     found = {key: last.get(key) for key in ("weights", "scalars", "accepted", "state_sha256", "bytes")}
     results = next(entry for entry in entries if entry["event"] == "evaluation")["sites"]
     return {**found, "model": model_hash(final), "own": own, "results": results}
@@ -247,7 +248,7 @@ def at_work(tmp_path):
     folder, said = tmp_path / "run", tmp_path / "said"
     child = child_of(*LONG, "--out", folder, said=said)
     try:
-        until(lambda: (folder / "checkpoint.pt").is_file() or not child.is_alive())
+        until(lambda: (folder / "checkpoint.safetensors").is_file() or not child.is_alive())
         assert child.is_alive(), (child.exitcode, said.read_text())
         family = psutil.Process(child.pid).children(recursive=True)
         assert len(family) == 2, family

@@ -13,6 +13,7 @@ from fairflare import __version__
 from fairflare.app.commands.after import after
 from fairflare.app.commands.compare import compare
 from fairflare.app.commands.contribution import contribution
+from fairflare.app.commands.convert import convert
 from fairflare.app.commands.data import preflight, prepare
 from fairflare.app.commands.describe import describe
 from fairflare.app.commands.evaluate import evaluate
@@ -39,6 +40,7 @@ COMMANDS = (
     after,
     compare,
     contribution,
+    convert,
     describe,
     evaluate,
     export,

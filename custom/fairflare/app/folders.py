@@ -24,8 +24,10 @@ from fairflare.federation.files import (
     BEST,
     BEST_MODELS,
     CHECKPOINT,
+    EARLIER,
     INITIAL,
     MODEL,
+    SUFFIX,
     UNSCORED,
     is_file,
     read_json,
@@ -54,12 +56,15 @@ SUMMARIES = (
 )
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
-RUN_FILES = (CONFIG, AUDIT, CHECKPOINT, MODEL, BEST, INITIAL, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *EVALUATION_FILES)
+WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)
+EARLIER_WEIGHTS = tuple(name.replace(SUFFIX, EARLIER) for name in WEIGHTS)
+RUN_FILES = (CONFIG, AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *EVALUATION_FILES)
+TENSORS = rf"({re.escape(SUFFIX)}|{re.escape(EARLIER)})"
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
-    SITES: re.compile(r"[^/]+(\.pt(\.lock)?|\.(after|asked|inputs)\.json)"),
-    UNSCORED: re.compile(r"\d+\.pt"),
-    BEST_MODELS: re.compile(r"\d+\.pt"),
+    SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
+    UNSCORED: re.compile(rf"\d+{TENSORS}"),
+    BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
     "he": re.compile(r"(client|server)_context\.tenseal"),

@@ -3,27 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fairflare.app import console
-from fairflare.app.folders import check_path, content, created
+from fairflare.app.folders import check_path, content
 from fairflare.build.config import RunConfig
 from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.validation import JOB_NAME, shown
 from fairflare.federation.files import read_json
-from fairflare.federation.lock import locked
+from fairflare.inference.whole import replaced
 
 T = TypeVar("T")
-NEW, OLD = "new", "old"
-"""What an export moves to its place, and what was there."""
 JOB_FILES = (
-    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.pt)"
+    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
     r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
@@ -42,26 +38,8 @@ def export_job(
         for line in origin.lines():
             console.note(line)
     name = name or job_name(config)
-    scratch = out.parent / f".{out.name}.fairflare_export"
-    with created(scratch), locked(scratch):
-        _clear_scratch(scratch, out)
-        _refuse_other_than_job(out, force)
-        with console.quiet_flare():
-            FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(scratch / NEW))
-        if out.exists():
-            out.rename(scratch / OLD)
-        (scratch / NEW / name).rename(out)
-        _clear_scratch(scratch, out)
-    with contextlib.suppress(OSError):  # that of a killed command; another command may have it by now
-        scratch.rmdir()
-
-
-def _clear_scratch(scratch: Path, out: Path) -> None:
-    """Remove what an export has left, a killed one's too; the job that it was about to replace is back."""
-    if (scratch / OLD).is_dir() and not out.exists():
-        (scratch / OLD).rename(out)
-    for name in (NEW, OLD):
-        shutil.rmtree(scratch / name, ignore_errors=True)
+    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, console.quiet_flare():
+        FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))
 
 
 def _refuse_other_than_job(out: Path, force: bool) -> None:

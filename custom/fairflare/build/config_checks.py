@@ -23,6 +23,7 @@ from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.federation.best import NO_CHOICE
+from fairflare.federation.files import SUFFIX
 from fairflare.federation.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
@@ -143,8 +144,8 @@ def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterab
     if selector.pools:
         raise UserError("solo: expected sites that train on data of their own, got selector pool")
     for name in names:
-        endings = f"names that do not end in {ALONE_ENDING[:-3]} or {WORK_ENDING[:-3]}"
-        expected("solo: site", not f"{name}.pt".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
+        endings = f"names that do not end in {ALONE_ENDING.removesuffix(SUFFIX)} or {WORK_ENDING.removesuffix(SUFFIX)}"
+        expected("solo: site", not f"{name}{SUFFIX}".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:

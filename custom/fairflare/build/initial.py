@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a run's initial model comes from, if not from its seed alone: a file's tensors, as far as they fit.
 
-A configuration holds the SHA-256 of these tensors (``init_from``), a run's folder the tensors (``initial.pt``), so that
-it goes on without the file. Names of files are said on the command line and in ``FAIRFLARE_INIT_FROM``, for this
-process and those it starts; no configuration, log or report has them.
+A configuration holds the SHA-256 of these tensors (``init_from``), a run's folder the tensors
+(``initial.safetensors``), so that it goes on without the file. Names of files are said on the command line and in
+``FAIRFLARE_INIT_FROM``, for this process and those it starts; no configuration, log or report has them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import SHA256, shown
 from fairflare.federation.audit import model_hash
-from fairflare.federation.files import AUDIT, CONFIG, INITIAL, MODEL, checked_model, is_file, read_tensors
-from fairflare.federation.state import save_model
+from fairflare.federation.files import (
+    AUDIT,
+    CONFIG,
+    EARLIER,
+    INITIAL,
+    MODEL,
+    SUFFIX,
+    checked_model,
+    is_file,
+    read_tensors,
+)
+from fairflare.federation.pickled import read_pickled
+from fairflare.federation.state import save_tensors
 
 VARIABLE = "FAIRFLARE_INIT_FROM"
 BUNDLE = Path("models", "model.pt")
@@ -34,7 +45,6 @@ INSIDE = ("state_dict", "model_state_dict", "model", "network", "net", "weights"
 """Where checkpoints keep a state dict."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
 """What comes before an entry's name where a module has the network in it."""
-SAFE = ".safetensors"
 SHOWN = 3
 
 
@@ -95,7 +105,7 @@ def find(sha256: str, folder: Path | None = None) -> None:
 def keep(sha256: str, folder: Path) -> None:
     """Write the tensors of ``sha256`` to the run's ``folder``; nothing where there are none, or they are there."""
     if sha256 and not is_file(folder / INITIAL):
-        save_model(folder / INITIAL, tensors_of(sha256))
+        save_tensors(folder / INITIAL, tensors_of(sha256))
 
 
 def tensors_of(sha256: str) -> StateDict:
@@ -156,6 +166,8 @@ def source_of(path: Path) -> Path:
             raise UserError(f"init_from: no such file or folder: {path.name}")
         return path.resolve()
     if is_file(path / CONFIG) and (is_file(path / AUDIT) or is_file(path / MODEL)):
+        if is_file(earlier := path / f"model{EARLIER}") and not is_file(path / MODEL):
+            return earlier.resolve()
         if not is_file(path / MODEL):
             raise UserError(f"init_from: the run in {path.name} has not ended: it has no {MODEL}")
         return (path / MODEL).resolve()
@@ -173,7 +185,7 @@ def _tensors(path: Path) -> StateDict:
 def _read(path: Path, changed: int, size: int) -> StateDict:
     """A file's tensors by name; nothing in it is executed. The other arguments say which state of the file it is."""
     name = path.name
-    content = _from_safetensors(path) if path.suffix.lower() == SAFE else _from_torch(path)
+    content = _from_safetensors(path) if path.suffix.lower() == SUFFIX else _from_torch(path)
     found = checked_model(content, f"init_from: {name}")
     found = {key: value.float() if _is_short(value) else value.contiguous() for key, value in found.items()}
     if not any(value.is_floating_point() for value in found.values()):
@@ -189,11 +201,16 @@ def _from_torch(path: Path) -> Mapping[str, Any]:
     name = path.name
     if path.suffix.lower() == ".onnx" or _is_program(path):
         kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript"
-        raise UserError(f"init_from: {name} is a program ({kind}): expected weights, as a state dict or {SAFE}")
+        raise UserError(f"init_from: {name} is a program ({kind}): expected weights, as a state dict or {SUFFIX}")
     try:
-        content = _older(path) if not zipfile.is_zipfile(path) and path.name != INITIAL else read_tensors(path)
+        content = read_pickled(path) if zipfile.is_zipfile(path) else _older(path)
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
+    return _state_dict(content, name)
+
+
+def _state_dict(content: Any, name: str) -> Mapping[str, Any]:
+    """The entries of ``content``, or of what a checkpoint keeps them in."""
     while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
         inner = next((content[key] for key in INSIDE if isinstance(content.get(key), Mapping)), None)
         if inner is None:
@@ -214,14 +231,10 @@ def _older(path: Path) -> Any:
 
 def _from_safetensors(path: Path) -> Mapping[str, Any]:
     try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise UserError(f"init_from: {path.name}: pip install safetensors") from None
-    try:
-        found: dict[str, Tensor] = load_file(path)
-    except Exception as error:
-        raise UserError(f"init_from: {path.name}: is no {SAFE} file ({type(error).__name__})") from None
-    return found
+        content = read_tensors(path)
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
+    return _state_dict(content, path.name)
 
 
 def _is_program(path: Path) -> bool:

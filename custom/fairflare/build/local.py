@@ -18,6 +18,7 @@ from fairflare.clinic.tensors import TensorData
 from fairflare.core.findings import Finding
 from fairflare.core.types import Round, SiteData, StateDict
 from fairflare.core.workers import start_method
+from fairflare.federation.files import SUFFIX
 from fairflare.federation.in_process import InProcess
 from fairflare.federation.in_workers import InWorkers
 from fairflare.federation.loop import Observer
@@ -123,7 +124,7 @@ def local_sites(
     training = [name for name in known if name != config.leave_out]
     pooling = parts.selector.select(training, Round(1, 1), config.seed, 1) if parts.selector.pools else ()
     for name in names:
-        own = folder / SITES / f"{name}.pt"
+        own = folder / SITES / f"{name}{SUFFIX}"
         site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,16 +102,6 @@ class Filed(Mapping[str, Tensor]):
         if os.pwrite(self._room.number, data.data, place) != data.nbytes:
             raise OSError(errno.ENOSPC, "the counters' file took only a part")
 
-    def mapped(self) -> tuple[mmap.mmap, dict[str, Tensor]]:
-        """The entries as tensors over mapped memory, to be written elsewhere, and that memory, to be given back."""
-        whole = mmap.mmap(self._room.number, self._size, access=mmap.ACCESS_COPY, offset=self._begin)
-        flat, width = torch.frombuffer(whole, dtype=self.dtype), self.dtype.itemsize
-        return whole, {
-            # One storage for all: a record each in the file that they are written to would be most of a small one.
-            key: flat[self._places[key] // width :][:size] if size else torch.empty(0, dtype=self.dtype)
-            for key, size in self.sizes.items()
-        }
-
     def _read(self, room: np.ndarray, place: int) -> None:
         if (read := os.preadv(self._room.number, [room.data], self._begin + place)) != room.nbytes:
             raise OSError(errno.EIO, f"counters in a file: expected {room.nbytes} bytes, found {read}")
@@ -125,31 +115,3 @@ def _layout(sizes: tuple[tuple[str, int], ...], width: int) -> tuple[Mapping[str
         places[key] = end
         end += -(-size * width // ALIGNED) * ALIGNED
     return MappingProxyType(dict(sizes)), MappingProxyType(places), max(end, ALIGNED)
-
-
-class Returning:
-    """A file to write to; what has been mapped to be written goes back to the system from time to time."""
-
-    EVERY = 1 << 22
-
-    def __init__(self, file: BinaryIO, mapped: list[mmap.mmap]) -> None:
-        """
-        Args:
-            file: where everything goes.
-            mapped: what is written from there.
-        """
-        self._file, self._mapped, self._since = file, mapped, 0
-
-    def write(self, data: Any) -> int:
-        """As the file does it."""
-        written = self._file.write(data)
-        self._since += written
-        if self._since >= self.EVERY:
-            self._since = 0
-            for one in self._mapped:
-                one.madvise(mmap.MADV_DONTNEED)
-        return written
-
-    def flush(self) -> None:
-        """As the file does it."""
-        self._file.flush()

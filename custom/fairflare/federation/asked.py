@@ -24,7 +24,7 @@ class AskedAgain(Exception):
 
 
 def asked_file(memory: Path) -> Path:
-    """Where it is kept, beside the site's memory: "site-1.asked.json" beside "site-1.pt"."""
+    """Where it is kept, beside the site's memory: "site-1.asked.json" beside "site-1.safetensors"."""
     return memory.with_name(memory.stem + ENDING)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import PERSONAL, StateDict
 from fairflare.federation.audit import model_hash
-from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, is_there, read_model
-from fairflare.federation.model_files import SUFFIX, ModelFiles, number_of
-from fairflare.federation.state import save_model
+from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, SUFFIX, is_there, read_model
+from fairflare.federation.model_files import ModelFiles, number_of
+from fairflare.federation.state import save_tensors
 
 Entry = Mapping[str, Any]
 NO_CHOICE = "none"
@@ -161,7 +161,7 @@ def check_line(entries: Sequence[Entry], least: int) -> None:
 
 @dataclass
 class Best:
-    """The best model so far, in a file below ``best`` of the run's folder until the run ends; then in ``best.pt``.
+    """The best model so far, in a file below ``best`` until the run ends; then in ``best.safetensors``.
 
     A new best model is written after the line that holds its scores and before that round's checkpoint, and the one
     before it goes after the checkpoint: whatever a kill leaves, the best model of the checkpoint's round is there.
@@ -208,8 +208,8 @@ class Best:
         raise RunFailed(f"{BEST_MODELS}/{self.found.round}{SUFFIX}: is not the model that {AUDIT} says it is")
 
     def save(self, model: StateDict) -> None:
-        """The run's choice, as a plain state dict."""
-        save_model(self.folder / BEST, model)
+        """The run's choice, as a state dict."""
+        save_tensors(self.folder / BEST, model)
 
     def clear(self) -> None:
         """The run has ended, and all that it leaves is written."""
@@ -218,7 +218,7 @@ class Best:
 
 
 def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool) -> None:
-    """Every model below ``best`` and ``best.pt`` is one that the log names so, and none that is needed is missing.
+    """Every model below ``best`` and ``best.safetensors`` is one that the log names so; none that is needed is missing.
 
     Args:
         folder: the run's.

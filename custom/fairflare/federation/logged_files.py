@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.federation.audit import model_hash, state_hash
-from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model
+from fairflare.federation.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model, refuse_earlier
 from fairflare.federation.history import RunHistory
 from fairflare.federation.log_lines import alike
 from fairflare.federation.state import Checkpoint, load_checkpoint
@@ -41,6 +41,7 @@ def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
     Raises:
         UserError: the checkpoint is missing, unreadable or another one.
     """
+    refuse_earlier(folder / CHECKPOINT)
     allowed = [standing for standing in (run_history.standing, run_history.before) if standing is not None]
     if not is_there(folder / CHECKPOINT):
         if any(standing.round == 0 for standing in allowed):
@@ -64,11 +65,12 @@ def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
 
 
 def read_final(folder: Path, run_history: RunHistory) -> dict[str, Any] | None:
-    """The folder's ``model.pt``, which is the one that the log's end names; None when there is none.
+    """The folder's ``model.safetensors``, which is the one that the log's end names; None when there is none.
 
     Raises:
         UserError: it is unreadable or another one, or the log has no end, which is written before the model.
     """
+    refuse_earlier(folder / MODEL)
     if not is_there(folder / MODEL):
         return None
     if not run_history.finish:

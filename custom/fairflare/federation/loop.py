@@ -40,7 +40,7 @@ from fairflare.federation.participation import Participation
 from fairflare.federation.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.federation.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.federation.spool import Spooled
-from fairflare.federation.state import Checkpoint, save_checkpoint, save_model
+from fairflare.federation.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.federation.traffic import Traffic
 from fairflare.rules.base import Outcome, Rule
 from fairflare.selectors.all import All
@@ -239,7 +239,7 @@ class Federation:
         """
         scores = {} if status == COMPLETED else self._last_scores(standing)
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
-        save_model(self.folder / MODEL, standing.model)
+        save_tensors(self.folder / MODEL, standing.model)
 
     def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
         """The last good model's scores on all test sets, of a run that failed between two rounds."""

@@ -16,16 +16,16 @@ from fairflare.core.types import StateDict
 from fairflare.federation.after.site import after_file
 from fairflare.federation.asked import ENDING as ASKED
 from fairflare.federation.asked import asked_file
-from fairflare.federation.files import read_tensors
+from fairflare.federation.files import SUFFIX, read_tensors, refuse_earlier
 from fairflare.federation.lock import Busy, locked
-from fairflare.federation.state import clear_half_written, remove_files, save_json, save_model, write_atomically
+from fairflare.federation.state import clear_half_written, remove_files, save_json, save_tensors
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
-"""What the name of a personal model's file has before ".pt"; no site's name ends so."""
+"""What the name of a personal model's file has before its suffix; no site's name ends so."""
 INPUTS_ENDING = ".inputs.json"
-ALONE_ENDING, WORK_ENDING = ".solo.pt", ".solo-work.pt"
+ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
@@ -51,13 +51,13 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def personal_file(path: Path, *, best: bool = False) -> Path:
-    """Where a site's personal model lies, beside its memory: "site-1.personal.pt" beside "site-1.pt".
+    """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors".
 
     Args:
         path: of the memory.
-        best: the one that goes with the model that the run has chosen: "site-1.best.personal.pt".
+        best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
     """
-    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}.pt")
+    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
 
 
 def inputs_file(path: Path) -> Path:
@@ -66,7 +66,7 @@ def inputs_file(path: Path) -> Path:
 
 
 def alone_file(path: Path) -> Path:
-    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.pt"."""
+    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.safetensors"."""
     return path.with_name(path.stem + ALONE_ENDING)
 
 
@@ -80,7 +80,7 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
     Personal models, and those that sites have trained alone, stay too: they are results.
     """
-    own = {f"{site}{ending}" for site in sites for ending in (".pt", ".pt.lock", ASKED, WORK_ENDING)}
+    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED, WORK_ENDING)}
     with contextlib.suppress(OSError):  # nothing reads them any more
         remove_files(folder, own.__contains__)
 
@@ -97,7 +97,10 @@ class SiteMemory:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._rounds: dict[int, dict[str, Any]] = {}
-        if path is not None and path.is_file():
+        if path is None:
+            return
+        refuse_earlier(path)
+        if path.is_file():
             self._rounds = _read(path)
 
     def before(self, round: int) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class SiteMemory:
         return _copied(self._rounds.get(round, {}))
 
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
-        """Write the site's personal model as a plain state dict beside the memory's file, where there is one.
+        """Write the site's personal model as a state dict beside the memory's file, where there is one.
 
         Args:
             model: a state dict.
@@ -118,7 +121,7 @@ class SiteMemory:
         """
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_model(personal_file(self._path, best=best), _copied(model))
+            save_tensors(personal_file(self._path, best=best), _copied(model))
 
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
@@ -161,7 +164,7 @@ class SiteMemory:
     def _save(self) -> None:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, lambda file: torch.save(self._rounds, file))
+            save_tensors(self._path, self._rounds)
 
 
 def _latest(rounds: Sequence[int]) -> list[int]:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.federation.files import is_there
-from fairflare.federation.state import HALF_WRITTEN, clear_half_written, save_model
-
-SUFFIX = ".pt"
+from fairflare.federation.files import SUFFIX, is_there
+from fairflare.federation.state import HALF_WRITTEN, clear_half_written, save_tensors
 
 
 class ModelFiles:
@@ -27,7 +25,7 @@ class ModelFiles:
     def write(self, round: int, model: StateDict) -> None:
         """Put the model of ``round`` there, durably and whole or not at all."""
         self.folder.mkdir(exist_ok=True)
-        save_model(self.path(round), model)
+        save_tensors(self.path(round), model)
 
     def clear(self, keep: set[int]) -> None:
         """Remove every model but those of the rounds in ``keep``, what a killed process was writing, and the folder."""

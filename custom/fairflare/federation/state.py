@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError
 from fairflare.core.full_disk import naming
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from fairflare.core.types import StateDict
 
 TEMPORARY = ".tmp"
-"""How the name of a file that is being written ends: ".checkpoint.pt.x1y2z3_a.tmp"."""
+"""How the name of a file that is being written ends: ".report.json.x1y2z3_a.tmp"."""
 HALF_WRITTEN = re.compile(rf"\.(?P<name>.+)\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")
 """Such a name, whole: without its ending it may be somebody's copy, as ".report.json.mybackup"."""
 
@@ -56,23 +55,7 @@ class Checkpoint:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
-    import torch  # only where tensors are written: seconds for a command that writes none
-
-    from fairflare.core.filed import Returning
-
-    mapped: list[mmap.mmap] = []
-    content = {
-        "round": checkpoint.round,
-        "model": dict(checkpoint.model),
-        "state": _plain(checkpoint.state, mapped),
-        "declared": dict(checkpoint.declared),
-        "history": _plain(checkpoint.history),
-        "entry": checkpoint.entry,
-        "server": _plain(checkpoint.server),
-        "models": {site: dict(model) for site, model in checkpoint.models.items()},
-        "trainer": _plain(checkpoint.trainer),
-    }
-    write_atomically(path, lambda file: torch.save(content, cast("BinaryIO", Returning(file, mapped))))
+    save_tensors(path, {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)})
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -106,11 +89,11 @@ def _states(checkpoint: Checkpoint) -> tuple[Any, ...]:
     return checkpoint.state, checkpoint.history, checkpoint.server, checkpoint.trainer
 
 
-def save_model(path: Path, model: StateDict) -> None:
-    """Write a plain state dict that ``torch.load(path, weights_only=True)`` reads."""
-    import torch
+def save_tensors(path: Path, content: Any) -> None:
+    """Write what ``read_tensors`` reads, see ``core.tensor_files``; a state dict is one for every reader."""
+    from fairflare.core.tensor_files import write  # only where tensors are written: seconds for a command without
 
-    write_atomically(path, lambda file: torch.save(dict(model), file))
+    write_atomically(path, lambda file: write(file, content))
 
 
 def save_json(path: Path, content: Any) -> None:
@@ -168,15 +151,3 @@ def remove_files(folder: Path, is_own: Callable[[str], bool]) -> None:
             item.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else lies there
         folder.rmdir()
-
-
-def _plain(value: Any, mapped: list[mmap.mmap] | None = None) -> Any:
-    """Dictionaries in place of mappings; what lies in a file is mapped, and that memory added to ``mapped``."""
-    if not isinstance(value, Mapping):
-        return value
-    from fairflare.core.filed import Filed
-
-    if mapped is not None and isinstance(value, Filed):
-        memory, value = value.mapped()
-        mapped.append(memory)
-    return {key: _plain(item, mapped) for key, item in value.items()}

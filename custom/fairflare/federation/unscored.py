@@ -12,9 +12,9 @@ from pathlib import Path
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.federation.audit import model_hash
-from fairflare.federation.files import AUDIT, UNSCORED, is_there, read_model
+from fairflare.federation.files import AUDIT, SUFFIX, UNSCORED, is_there, read_model
 from fairflare.federation.history import RunHistory
-from fairflare.federation.model_files import SUFFIX, ModelFiles, number_of
+from fairflare.federation.model_files import ModelFiles, number_of
 
 
 class Unscored(ModelFiles):

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR as ROOT
 from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef as LazyRef
 from nvflare.fuel.utils.fobs import FOBSContextKey
+from safetensors import SafetensorError, safe_open
 
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.core.stored import Stored
-
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-"""The types of the safetensors format that torch has."""
-LONGEST_HEADER = 1 << 20
-"""Bytes; FLARE writes one tensor per file."""
+from fairflare.core.tensor_files import DTYPES
 
 
 @contextlib.contextmanager
@@ -86,29 +76,22 @@ def _in_file(value: Any, root: Path) -> Any:
         return value
     try:
         return _described(value, root)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
         return None
 
 
 def _described(ref: LazyRef, root: Path) -> Stored:
-    """What the header of a safetensors file says of the one tensor; raises ValueError where it does not hold together.
+    """Where the one tensor of a file lies in it; raises ValueError or SafetensorError where its header is not of it.
 
-    The site wrote that header: nothing of it is believed that the file's own length does not bear out.
+    The site wrote that header: safetensors takes none that the file's own length does not bear out.
     """
     path = Path(ref.file_path)
     if not path.resolve().is_relative_to(root.resolve()):
         raise ValueError("a file that the server did not write")
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > LONGEST_HEADER:
-            raise ValueError("header")
-        entry = json.loads(file.read(length))[ref.key]
-        size = os.fstat(file.fileno()).st_size - 8 - length
-    begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
-        raise ValueError("shape or place")
-    stored = Stored(path, 8 + length + begin, DTYPES[entry["dtype"]], shape, owner=ref)
-    if end > size or stored.nbytes != end - begin:
-        raise ValueError("size")
-    return stored
+    with safe_open(path, framework="pt") as file:
+        if list(file.keys()) != [ref.key]:
+            raise ValueError("not one tensor")
+        about = file.get_slice(ref.key)
+        dtype, shape = DTYPES[about.get_dtype()], tuple(about.get_shape())
+    stored = Stored(path, 0, dtype, shape, owner=ref)
+    return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)

@@ -21,7 +21,7 @@ from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.core.user_code import vouch
 from fairflare.core.validation import FEDERATION
-from fairflare.federation.files import AUDIT
+from fairflare.federation.files import AUDIT, SUFFIX
 from fairflare.federation.lock import SERVER_LOCK, Busy, locked
 from fairflare.federation.memory import WAIT
 from fairflare.federation.state import clear_half_written, write_atomically
@@ -157,9 +157,9 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
     """
     folder, site = _state(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
     if is_named():  # the folder is one command's, which has compared its configuration
-        return folder / f"{site}.pt"
+        return folder / f"{site}{SUFFIX}"
     owner = hashlib.sha256(json.dumps([sha256, submitter(fl_ctx)]).encode()).hexdigest()
-    return folder / f"{site}.{owner[:32]}.pt"
+    return folder / f"{site}.{owner[:32]}{SUFFIX}"
 
 
 def vouch_for_code(fl_ctx: FLContext) -> None:

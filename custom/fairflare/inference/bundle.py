@@ -8,12 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fairflare
 from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
 from fairflare.core.versions import versions
-from fairflare.federation.state import save_json, save_model, save_text
+from fairflare.federation.state import save_json, save_text, write_atomically
 from fairflare.inference.card import card
 from fairflare.inference.opened import Opened
 from fairflare.inference.whole_model import WholeModel, threshold_of
@@ -53,7 +55,7 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
     for name in ("configs", "models", "scripts", "docs"):
         (folder / name).mkdir()
     model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
-    save_model(folder / "models" / "model.pt", model)
+    write_atomically(folder / "models" / "model.pt", lambda file: torch.save(model, file))
     network, needed = _network(opened)
     save_json(folder / "configs" / "inference.json", _inference(opened, whole, network))
     save_json(folder / "configs" / "metadata.json", _metadata(opened, whole))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.federation.state import save_json, save_model, save_text
+from fairflare.federation.state import save_json, save_text, write_atomically
 from fairflare.inference.bundle import write_bundle
 from fairflare.inference.card import card
 from fairflare.inference.opened import Opened
@@ -54,7 +54,7 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
 
 def _state_dict(opened: Opened, folder: Path) -> list[str]:
     model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
-    save_model(folder / STATE, model)
+    write_atomically(folder / STATE, lambda file: torch.save(model, file))
     how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
     inputs = "as the network takes them: preprocessing, recalibration and thresholds are not in the file"
     save_text(folder / CARD, card(opened, how, inputs, "logits", ()))

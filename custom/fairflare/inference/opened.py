@@ -20,7 +20,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import shown
 from fairflare.federation.audit import model_hash
-from fairflare.federation.files import BEST, CONFIG, is_file, read_json, read_model
+from fairflare.federation.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.federation.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.inference.adjustment import Adjustment, adjustment_of
@@ -136,7 +136,7 @@ def _model_of(
 ) -> tuple[StateDict, str]:
     """The model that ``site`` uses, and whose it is."""
     if site and parts.has_personal:
-        name = f"{BEST_ENDING if best else PERSONAL_ENDING}.pt"
+        name = f"{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}"
         path = site_file(place, site, name)
         if path is None:
             where = "name the folder with --site-files"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.types import StateDict
 from fairflare.federation import audit
 from fairflare.federation.best import BY, NO_CHOICE, Choice, check_files, check_line, of_line
 from fairflare.federation.files import (
@@ -22,6 +21,7 @@ from fairflare.federation.files import (
     MODEL,
     MOST_JSON,
     UNSCORED,
+    is_earlier,
     is_file,
     is_there,
     read_bytes,
@@ -59,12 +59,12 @@ def write_report(folder: Path) -> dict[str, Any]:
     log = audit.AuditLog(folder / AUDIT)
     run_history, entries = read_history(log.entries), events(log.entries)
     config = _described(_checked_config(folder, run_history))
-    model = _logged_model(folder, run_history)
+    model_sha256 = _logged_model(folder, run_history)
     with _made_of_the_log("report"):
         summary = summarise(_without_paths(config), entries)
         report = report_json(summary, entries)
         texts = {REPORT: json_text(report), PAGE: render_run(summary)}
-    about = {"status": report["status"], "reason": report["reason"], "model_sha256": audit.model_hash(model)}
+    about = {"status": report["status"], "reason": report["reason"], "model_sha256": model_sha256}
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     record = {"of": run_history.last["hash"], **about, "files": files}
     if not run_history.reports or {**run_history.reports[-1], **record} != run_history.reports[-1]:
@@ -144,10 +144,9 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
 
     Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
     ``report.json`` and ``report.html`` by their bytes; model, rule state, declared counts and round of
-    ``checkpoint.pt``; models that are still to be scored; ``model.pt``; ``best.pt``, and that it is the model which the
-    logged scores choose; and that none of them is missing. Nothing is
-    changed. Not to be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all
-    made anew.
+    ``checkpoint.safetensors``; models that are still to be scored; ``model.safetensors``; ``best.safetensors``, and
+    that it is the model which the logged scores choose; and that none of them is missing. Nothing is changed. Not to
+    be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
     Args:
         folder: the run's.
@@ -174,7 +173,7 @@ def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict
 
     Checked: each line's hash, and that it can follow the lines before it; ``config.json``; that a logged round
     has left the checkpoint, which is read before the log, whose line is written before it. None: the log has no line
-    yet. Not checked: ``model.pt``, reports, models to be scored and the best model.
+    yet. Not checked: ``model.safetensors``, reports, models to be scored and the best model.
 
     Raises:
         UserError: one line that says what does not fit.
@@ -277,14 +276,17 @@ def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
     return read_json(folder / CONFIG)
 
 
-def _logged_model(folder: Path, run_history: RunHistory) -> StateDict:
-    """The folder's model: ``model.pt`` of a run that ended, else that of the last checkpoint."""
+def _logged_model(folder: Path, run_history: RunHistory) -> str:
+    """Hash of the folder's model: ``model.safetensors`` of a run that ended, else that of the last checkpoint.
+
+    Of a run of an earlier version, whose files of tensors no report reads, it is what the log says.
+    """
+    if is_earlier(folder / CHECKPOINT):
+        return str(run_history.finish["model_sha256"] if run_history.finish else run_history.standing.model)
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
-    if final is not None:
-        return final
-    if standing is None:
+    if final is None and standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
-    return standing.model
+    return audit.model_hash(final or standing.model)  # type: ignore[union-attr]  # one of them is there
 
 
 def _check_head(entries: Sequence[Mapping[str, Any]], head: str) -> None:

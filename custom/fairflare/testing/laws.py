@@ -189,7 +189,7 @@ def state_survives_a_restart(entry: Method) -> None:
     rule, model, replies = _rule(entry), _model(), _replies(entry, 3, seed=13)
     outcome = rule.aggregate(model, replies, {}, _info(1))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.pt"
+        path = Path(folder) / "checkpoint.safetensors"
         save_checkpoint(path, Checkpoint(1, outcome.model, outcome.state))
         found = load_checkpoint(path)
     again = _replies(entry, 3, seed=14)

@@ -149,9 +149,9 @@ def memory_survives_a_restart(case: Case) -> None:
     found = case.round(1)
     case.probe.remember(found.work)
     with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.pt")
+        memory = SiteMemory(Path(folder) / "site-1.safetensors")
         memory.keep(1, dict(found.work.memory))
-        restored = SiteMemory(Path(folder) / "site-1.pt").before(2)
+        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
         straight, resumed = case.round(2, memory.before(2)).numbers, case.round(2, restored).numbers
     assert straight == resumed, f"{case.id}: {straight} became {resumed} after a restart"
 

@@ -88,7 +88,7 @@ def _reply(trainer: Trainer, model: StateDict, site: str, number: int) -> Reply:
 
 def _restarted(model: StateDict, state: ServerState) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.pt"
+        path = Path(folder) / "checkpoint.safetensors"
         save_checkpoint(path, Checkpoint(1, model, trainer=state))
         return dict(load_checkpoint(path).trainer)
 

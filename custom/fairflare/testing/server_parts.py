@@ -131,8 +131,8 @@ def _steps(
 def _saved(model: StateDict, state: Mapping[str, Any]) -> dict[str, Any]:
     """The state as a checkpoint brings it back."""
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder) / "checkpoint.pt", Checkpoint(1, model, server=state))
-        found = load_checkpoint(Path(folder) / "checkpoint.pt").server
+        save_checkpoint(Path(folder) / "checkpoint.safetensors", Checkpoint(1, model, server=state))
+        found = load_checkpoint(Path(folder) / "checkpoint.safetensors").server
     assert _same(found, state), "the state does not survive a checkpoint"
     return dict(found)
 

@@ -140,9 +140,9 @@ def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
     kept = dict(case.round(1).memory)
     with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.pt")
+        memory = SiteMemory(Path(folder) / "site-1.safetensors")
         memory.keep(1, kept)
-        restored = SiteMemory(Path(folder) / "site-1.pt").before(2)
+        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
         straight, resumed = case.round(2, memory.before(2)), case.round(2, restored)
     assert equal(copied(straight.network), copied(resumed.network)), f"{case.id}: another model after a restart"
 

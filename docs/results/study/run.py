@@ -34,9 +34,10 @@ from fairflare.core.types import StateDict
 from fairflare.datasets.kinds.patients import TableTask
 from fairflare.federation.after.recalibrate import FAR
 from fairflare.federation.evaluation import predict
-from fairflare.federation.files import CHECKPOINT, MODEL, read_model
+from fairflare.federation.files import CHECKPOINT, MODEL, SUFFIX, read_model
 from fairflare.federation.logged_files import read_final, read_standing
 from fairflare.federation.memory import personal_file
+from fairflare.federation.state import load_checkpoint
 from fairflare.functional.recalibration import limited
 from fairflare.report.write import verified_run
 
@@ -209,10 +210,9 @@ def predictions(folder: Path, config: RunConfig) -> Predicted:
 def serving(folder: Path, client: str, parts: Parts, shared: StateDict) -> StateDict:
     """The model that a site uses in the end."""
     if parts.rule.counts_own:
-        own = torch.load(folder / CHECKPOINT, weights_only=True)["models"]
-        return own[client]  # type: ignore[no-any-return]
-    kept = personal_file(folder / SITES / f"{client}.pt")
-    return {**shared, **torch.load(kept, weights_only=True)} if kept.is_file() else shared
+        return load_checkpoint(folder / CHECKPOINT).models[client]
+    kept = personal_file(folder / SITES / f"{client}{SUFFIX}")
+    return {**shared, **read_model(kept)} if kept.is_file() else shared
 
 
 def with_prior(config: RunConfig, like: Predicted, alone: bool) -> Predicted:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import struct
 import time
 from pathlib import Path
 
@@ -169,16 +170,26 @@ def test_a_hospitals_own_data_are_never_kept():
     assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.kinds.device_shift", "flare.simulate"}
 
 
-def _written(key, tensors, body):
-    """A file of ours in all but what its first line says of the tensors, with a right hash of its own."""
-    digest = hashlib.sha256(json.dumps(tensors).encode() + body).hexdigest()
-    head = {"key": key, "sha256": digest, "tensors": tensors}
-    return json.dumps(head, sort_keys=True).encode() + b"\n" + body
+def headed(change):
+    """Another header, and the tensors as they are."""
+
+    def apply(content, key):
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + content[8 + length :]
+
+    return apply
 
 
-def _reshaped(content, key):
-    """The same bytes in another shape."""
-    return content.replace(b", 1, 32, 32]]", b", 32, 32, 1]]", 1)
+def _another_key(header):
+    about = header["__metadata__"]
+    about["key"] = about["key"].replace('"data_seed": 2024', '"data_seed": 2025')
+
+
+def _nested(header):
+    header["__metadata__"]["fairflare"] = '{"map":[["train inputs",[{"tensor":0}]]]}'
 
 
 BREAK = {
@@ -188,15 +199,16 @@ BREAK = {
     "longer": lambda content, key: content + b"more",
     "not ours": lambda content, key: b"\x80\x04\x95" + os.urandom(2000),
     "not utf-8": lambda content, key: b"\xff\xfe\n" + content,
-    "another key": lambda content, key: content.replace(b'\\"data_seed\\": 2024', b'\\"data_seed\\": 2025', 1),
-    "another shape": _reshaped,
-    "another kind": lambda content, key: content.replace(b'"int64"', b'"uint8"', 1),
-    "no object": lambda content, key: b"[1]\n" + content,
-    "no tensors": lambda content, key: _written(key, None, b""),
-    "an unknown kind": lambda content, key: _written(key, [["train inputs", "object", [2]]], b"\0" * 16),
-    "a shape below zero": lambda content, key: _written(key, [["train inputs", "uint8", [-1, -1]]], b"\0"),
-    "a shape in words": lambda content, key: _written(key, [["train inputs", "uint8", "1"]], b"\0"),
-    "a giant": lambda content, key: _written(key, [["train inputs", "int64", [2**60]]], b"\0"),
+    "another key": headed(_another_key),
+    "another shape": headed(lambda h: h["train inputs"]["shape"].reverse()),
+    "another kind": headed(lambda h: h["train inputs"].update(dtype="I8")),
+    "another name": headed(lambda h: h.update({"train x": h.pop("train inputs")})),
+    "other content": headed(_nested),
+    "no hash": headed(lambda h: h["__metadata__"].pop("sha256")),
+    "no object": lambda content, key: struct.pack("<Q", 3) + b"[1]" + content,
+    "an unknown kind": headed(lambda h: h["train inputs"].update(dtype="object")),
+    "a shape below zero": headed(lambda h: h["train inputs"].update(shape=[-1, -1])),
+    "a giant": headed(lambda h: h["train inputs"].update(shape=[2**60])),
 }
 
 

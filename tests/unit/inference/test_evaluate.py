@@ -347,8 +347,8 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
     from fairflare.federation.audit import model_hash
     from fairflare.federation.files import read_model
 
-    assert model_hash(read_model(job / "app/config/initial.pt")) == config["init_from"]
-    assert config["init_from"] == model_hash(read_model(table_run / "model.pt"))
+    assert model_hash(read_model(job / "app/config/initial.safetensors")) == config["init_from"]
+    assert config["init_from"] == model_hash(read_model(table_run / "model.safetensors"))
 
 
 def test_an_evaluation_holds_nothing_that_goes_with_training():

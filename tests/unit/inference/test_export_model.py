@@ -12,6 +12,7 @@ import torch
 
 from cases import each
 from fairflare.datasets.readers import heart
+from fairflare.federation.files import read_tensors
 from fairflare.inference.bundle import COPIED, copied
 from model_use import call, reported, rows, run_bundle, write_patients
 
@@ -123,8 +124,8 @@ def test_a_card_says_what_it_is_of(heart_run, tmp_path, capsys):
     text = (folder / "README.md").read_text()
     for words in ("Not a medical device", "CC BY 4.0", "3 rounds over 4 sites", "| Switzerland |", "preprocessing"):
         assert words in text
-    model = torch.load(folder / "model.pt", weights_only=True)
-    final = torch.load(heart_run / "model.pt", weights_only=True)
+    model = read_tensors(folder / "model.safetensors")
+    final = read_tensors(heart_run / "model.safetensors")
     assert all(torch.equal(model[key], final[key]) for key in final)
     code, _, err = call(capsys, "export-model", heart_run, "--format", "state-dict", "--out", folder)
     assert code == 2 and "--force" in err

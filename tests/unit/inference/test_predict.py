@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -14,6 +15,7 @@ from fairflare.clinic.readers.geometry import geometry_of
 from fairflare.clinic.readers.masks import pixel_values, restored
 from fairflare.core.errors import UserError
 from fairflare.datasets.readers import heart
+from fairflare.inference import whole
 from fairflare.inference.opened import open_run
 from fairflare.inference.sources import images_of
 from fairflare.inference.whole import whole_folder
@@ -194,6 +196,41 @@ def test_nothing_is_overwritten_and_nothing_half_written(heart_run, tmp_path, ca
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("renames", [1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_replacement_that_does_not_come_to_its_end_leaves_what_was_there(renames, killed, tmp_path, monkeypatch):
+    def fill(text):
+        with whole_folder(tmp_path / "r", "model", force=True) as folder:
+            (folder / "text").write_text(text)
+
+    def stopped(path, target):
+        calls.append(path)
+        if len(calls) == renames:
+            monkeypatch.setattr(whole, "_settle", (lambda *places: None) if killed else settle)
+            raise OSError("stopped")
+        rename(path, target)
+
+    fill("before")
+    rename, settle, calls = Path.rename, whole._settle, []
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stopped)
+        with pytest.raises(OSError, match="stopped"):
+            fill("new")
+    monkeypatch.setattr(whole, "_settle", settle)
+    if not killed:
+        assert (tmp_path / "r" / "text").read_text() == "before"
+    fill("after")
+    assert (tmp_path / "r" / "text").read_text() == "after" and [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_link_in_place_of_the_scratch_folder_is_not_followed(tmp_path):
+    (tmp_path / "mine" / "new").mkdir(parents=True)
+    (tmp_path / ".r.fairflare_export").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="cannot be written"), whole_folder(tmp_path / "r", "model", force=False):
+        raise AssertionError
+    assert (tmp_path / "mine" / "new").is_dir()
+
+
 def test_a_personal_model_is_its_sites(tmp_path, capsys):
     folder = run(tmp_path / "run", "ditto", "--task", "heart:full", "--rounds", 2)
     labels = write_patients(tmp_path / "t.csv", "VA")
@@ -202,7 +239,7 @@ def test_a_personal_model_is_its_sites(tmp_path, capsys):
     p = np.array([float(row["p_disease"]) for row in rows(tmp_path / "p")])
     own = json.loads((folder / "report.json").read_text())["sites"]["VA"]["personal_metrics"]
     assert np.mean((p - labels) ** 2) == pytest.approx(own["brier_loss"], abs=1e-6)
-    (folder / "sites" / "VA.personal.pt").unlink()
+    (folder / "sites" / "VA.personal.safetensors").unlink()
     with pytest.raises(UserError, match="--site-files"):
         open_run(folder, "VA")
 

@@ -23,7 +23,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
 
     The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP or --solo. The
     model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
-    the model that it trained alone in sites/SITE.solo.pt.
+    the model that it trained alone in sites/SITE.solo.safetensors.
     """
     from fairflare.app import console, results
     from fairflare.app.after import take_step

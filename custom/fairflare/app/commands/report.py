@@ -54,6 +54,7 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     log, configuration and checkpoint can be checked.
     """
     from fairflare.app import console
+    from fairflare.app.earlier import as_converted
     from fairflare.core.errors import UserError
     from fairflare.federation.lock import at_work
     from fairflare.federation.log_lines import events
@@ -61,7 +62,8 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
 
     worker = at_work(folder)
     try:
-        run_history, entries = verified_run(folder, head)
+        with as_converted(folder) as place:
+            run_history, entries = verified_run(place, head)
     except UserError:
         if not (worker := worker or at_work(folder)):  # which may have ended, or begun, in the meantime
             raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tensors in a folder of bounded size: a line of JSON, then bytes, never a pickle.
+"""Files of tensors in a folder of bounded size, as safetensors, never a pickle.
 
-The line holds the key, the tensors' names, kinds and shapes, and the SHA-256 of these and of the bytes. A file that is
-not whole, another user's or of another key is not read, whatever lies there.
+The header holds the key, and the SHA-256 of the tensors with their names, kinds and shapes. A file that is not whole,
+another user's or of another key is not read, whatever lies there.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: processes that want the same at once all render it
-    fcntl = None  # type: ignore[assignment]  # absent on this system
+from fairflare.core.errors import UserError
+from fairflare.core.tensor_files import NAMES, read_with_header, write
 
 LARGEST = 5 * 10**9
 """Bytes of all files together; those that were used longest ago go first."""
@@ -34,10 +31,6 @@ ABANDONED = 3600.0
 """Seconds after which a temporary file's or a lock's process has gone."""
 LONGEST_WAIT = 600.0
 """Seconds that a process waits for another one's rendering before it renders itself."""
-POLL = 0.05
-LONGEST_HEAD = 1 << 20
-"""Bytes of a file's first line."""
-KINDS = {str(kind).removeprefix("torch."): kind for kind in (torch.uint8, torch.int64, torch.float32)}
 SUFFIX, TEMPORARY, LOCK = ".rendered", ".tmp", ".lock"
 KEPT = re.compile(rf"[\w.-]+-[0-9a-f]{{40}}{re.escape(SUFFIX)}")
 PASSING = re.compile(rf"\.[\w.-]+-[0-9a-f]{{40}}(\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}|{re.escape(LOCK)})")
@@ -46,47 +39,28 @@ PASSING = re.compile(rf"\.[\w.-]+-[0-9a-f]{{40}}(\.[a-z0-9_]{{8}}{re.escape(TEMP
 
 def read(path: Path, key: str) -> dict[str, Tensor] | None:
     """The content of ``path``; None unless it is there, whole, this user's and of ``key``."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, MemoryError, RecursionError):
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            own = about.st_uid == getattr(os, "geteuid", lambda: about.st_uid)()
-            if own and stat.S_ISREG(about.st_mode) and about.st_size <= LARGEST:
-                tensors = _tensors(file, about.st_size, key)
+    with contextlib.suppress(OSError, UserError):
+        about = path.lstat()
+        own = about.st_uid == getattr(os, "geteuid", lambda: about.st_uid)()
+        if own and stat.S_ISREG(about.st_mode) and about.st_size <= LARGEST:
+            tensors, head = read_with_header(path)
+            if head.get("key") == key and _is_tensors(tensors) and head.get("sha256") == _digest(tensors):
                 with contextlib.suppress(OSError):
                     os.utime(path)  # used now
                 return tensors
     return None
 
 
-def _tensors(file: BinaryIO, size: int, key: str) -> dict[str, Tensor]:
-    """What is in ``file`` of ``size`` bytes; raises ValueError, TypeError or KeyError unless it is of ``key``."""
-    line = file.readline(LONGEST_HEAD)
-    head, rest = json.loads(line), size - len(line)
-    if not line.endswith(b"\n") or head["key"] != key:
-        raise ValueError("another key, or not whole")
-    digest, tensors = _digest(head["tensors"]), {}
-    for name, kind, shape in head["tensors"]:
-        tensors[str(name)], data = _tensor(file, rest, KINDS[kind], shape)
-        rest -= len(data)
-        digest.update(data)
-    if rest or digest.hexdigest() != head["sha256"]:
-        raise ValueError("not what was written")
-    return tensors
+def _is_tensors(content: object) -> bool:
+    return isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())
 
 
-def _tensor(file: BinaryIO, most: int, kind: torch.dtype, shape: list[int]) -> tuple[Tensor, bytearray]:
-    """The next tensor, which has at most ``most`` bytes, and these bytes."""
-    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) * kind.itemsize > most:
-        raise ValueError("no shape")
-    data = bytearray(math.prod(shape) * kind.itemsize)
-    if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # a file has it
-        raise ValueError("not whole")
-    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape), data
-
-
-def _digest(tensors: list[list[Any]]) -> Any:
-    return hashlib.sha256(json.dumps(tensors).encode())
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    about = [[name, str(value.dtype), list(value.shape)] for name, value in tensors.items()]
+    found = hashlib.sha256(json.dumps(about).encode())
+    for value in tensors.values():
+        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def keep(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
@@ -95,21 +69,14 @@ def keep(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    about = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
-    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or any(kind not in KINDS for _, kind, _ in about):
+    kinds = {value.dtype for value in tensors.values()}
+    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or not kinds <= set(NAMES):
         return
-    arrays = [value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for value in tensors.values()]
-    digest = _digest(about)
-    for array in arrays:
-        digest.update(array)
-    head = json.dumps({"key": key, "sha256": digest.hexdigest(), "tensors": about}, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=TEMPORARY, dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.write(head.encode() + b"\n")
-            for array in arrays:
-                file.write(array.data)
+            write(file, tensors, key=key, sha256=_digest(tensors))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -123,38 +90,17 @@ def alone(path: Path) -> Iterator[None]:
 
     The lock is the operating system's and ends with its process; its file goes with it.
     """
-    lock, until, file = path.with_name(f".{path.stem}{LOCK}"), time.monotonic() + LONGEST_WAIT, None
+    lock = FileLock(path.with_name(f".{path.stem}{LOCK}"), timeout=LONGEST_WAIT)
     try:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NotImplementedError, Timeout):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            while fcntl and (file := _locked(lock)) is None and time.monotonic() < until:
-                time.sleep(POLL)
+            lock.acquire()
         yield
     finally:
-        if file is not None:
+        if lock.is_locked:
             with contextlib.suppress(OSError):
-                lock.unlink()  # while it is held, so that it is nobody else's
-            os.close(file)
-
-
-def _locked(lock: Path) -> int | None:
-    """A descriptor of the locked file; None where another process holds it.
-
-    Raises:
-        OSError: there can be no such file, or no locks.
-    """
-    file = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file), os.lstat(lock)):  # not one that its holder has removed since
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
+                os.unlink(lock.lock_file)  # while it is held, so that it is nobody else's
+            lock.release()
 
 
 def _make_room(newest: Path) -> None:

@@ -20,7 +20,7 @@ CasesOf = Callable[[SplitName], Cases]
 
 
 def after_file(memory: Path) -> Path:
-    """Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.pt"."""
+    """Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
     return memory.with_name(memory.stem + ENDING)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.federation.files import is_there, read_tensors
+from fairflare.federation.files import is_there, read_tensors, refuse_earlier
 from fairflare.federation.memory import SiteMemory, alone_file, alone_work_file
 from fairflare.federation.messages import Answer, Instruction
 from fairflare.federation.norms import without_negative_variances
-from fairflare.federation.state import save_model, write_atomically
+from fairflare.federation.state import save_tensors
 from fairflare.privacy.egress import all_finite
 from fairflare.rules.base import add_weighted
 from fairflare.trainers.base import Trainer
@@ -69,7 +69,10 @@ class Alone:
         if self.model:
             return
         self.model = {key: value.detach().clone() for key, value in first.items()}
-        if self.path is None or not is_there(alone_work_file(self.path)):
+        if self.path is None:
+            return
+        refuse_earlier(alone_work_file(self.path))
+        if not is_there(alone_work_file(self.path)):
             return
         kept = _checked(read_tensors(alone_work_file(self.path)), first, self.rounds)
         self.done, self.model = kept["done"], kept["model"]
@@ -93,11 +96,9 @@ class Alone:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.done == self.rounds:
-            save_model(alone_file(self.path), self.model)
+            save_tensors(alone_file(self.path), self.model)
         content = {"done": self.done, "model": self.model, "memory": self.memory.before(self.done + 1)}
-        import torch
-
-        write_atomically(alone_work_file(self.path), lambda file: torch.save(content, file))
+        save_tensors(alone_work_file(self.path), content)
 
 
 def _checked(content: Any, first: Mapping[str, Any], rounds: int) -> dict[str, Any]:

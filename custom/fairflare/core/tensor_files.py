@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of tensors: safetensors, with what is no tensor, and how all of it is nested, as JSON in the header.
+
+A state dict has its entries under their own names, as any reader of safetensors finds them; in other content a tensor's
+name is the path to it. A file whose tensors are not exactly those that the JSON tells of is refused, so that every
+reader sees the same. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fairflare.core.errors import UserError
+from fairflare.core.filed import Filed
+
+SUFFIX = ".safetensors"
+CONTENT = "fairflare"
+"""Key of the JSON in the header."""
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LONGEST_HEADER = 100_000_000
+"""Bytes; no reader of the format takes a longer one."""
+MOST_VALUES = 1_000_000
+"""Values in a file, containers included."""
+DEEPEST = 32
+SHARED = 64
+"""How often the tensors of a file may be used in its content, in sizes of the file."""
+PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor that is to be written: only when its turn comes is it read."""
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    read: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write(file: BinaryIO, content: Any, **about: str) -> None:
+    """Write mappings, lists, tuples, plain values and dense tensors, one tensor in memory at a time.
+
+    Args:
+        file: is written to from where it stands.
+        content: what ``read`` returns, bit for bit; keys are plain values.
+        about: more entries of the header.
+
+    Raises:
+        TypeError: it holds anything else.
+        ValueError: it holds more tensors than a header can name.
+    """
+    entries: dict[str, _Entry] = {}
+    form = json.dumps(_Writing(entries).form(content, ()), allow_nan=False, separators=(",", ":"))
+    # Wide types first: then each entry begins where its type may, without a gap, which the format has none of.
+    order = sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", CONTENT: form, **about}}
+    place = 0
+    for name, entry in order:
+        end = place + entry.nbytes
+        header[name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(f"expected at most {LONGEST_HEADER} bytes of names and plain values, got {len(text)}")
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, entry in order:
+        file.write(entry.read().detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def read(path: Path) -> Any:
+    """What ``write`` wrote, in memory of its own; of another program's file the tensors by name.
+
+    Raises:
+        UserError: it is no such file, or its header does not hold together, with itself or with the file's size.
+    """
+    return read_with_header(path)[0]
+
+
+def read_with_header(path: Path) -> tuple[Any, dict[str, str]]:
+    """What ``read`` returns, and the header's text entries; raises as ``read``."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its other end
+            raise _Refused("expected a file, found something else")
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            return _Reading(file, SHARED * found.st_size).content(about.get(CONTENT)), about
+    except _Refused as error:
+        raise UserError(f"{path.name}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path.name}: cannot be read ({error.strerror or type(error).__name__})") from None
+    except (Exception, MemoryError) as error:
+        raise UserError(f"{path.name}: expected tensors in a {SUFFIX} file ({type(error).__name__})") from None
+
+
+class _Refused(ValueError):
+    """Content that this package does not write; the text says what."""
+
+
+class _Names:
+    """Path -> name of the tensor there; the same for whoever walks through the same content in the same order."""
+
+    def __init__(self) -> None:
+        self.given = {"__metadata__"}
+
+    def at(self, path: tuple[Any, ...]) -> str:
+        name = "/".join(map(str, path)).encode(errors="backslashreplace").decode()
+        while name in self.given:
+            name += "'"
+        self.given.add(name)
+        return name
+
+
+@dataclass
+class _Writing:
+    """Makes JSON of content: containers but lists and whatever JSON has no word for are objects with one key."""
+
+    entries: dict[str, _Entry]
+    names: _Names = field(default_factory=_Names)
+    same: dict[Any, str] = field(default_factory=dict)
+    """Where a tensor lies in memory, and how -> its name."""
+
+    def form(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, Filed):
+            return {"map": [[key, self._lazily(value, key, (*path, key))] for key in value]}
+        if isinstance(value, Mapping):
+            return {"map": [[_key(_plain(key)), self.form(item, (*path, key))] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            found = [self.form(item, (*path, k)) for k, item in enumerate(value)]
+            return found if isinstance(value, list) else {"tuple": found}
+        return self._tensor(value, path) if isinstance(value, Tensor) else _plain(value)
+
+    def _lazily(self, filed: Filed, key: str, path: tuple[Any, ...]) -> Any:
+        return self._entry(_Entry(filed.dtype, (filed.sizes[key],), partial(filed.__getitem__, key)), path)
+
+    def _tensor(self, value: Tensor, path: tuple[Any, ...]) -> Any:
+        if value.dtype not in NAMES or value.layout is not torch.strided:
+            raise TypeError(f"a file of tensors cannot hold a tensor of {value.dtype}, {value.layout}")
+        lies = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        # The same model of several sites is there once; a state dict has every entry, whoever reads it.
+        if len(path) > 1 and value.numel() and lies in self.same:
+            return {"same": self.same[lies]}
+        found = self._entry(_Entry(value.dtype, value.shape, lambda: value), path)
+        self.same[lies] = next(reversed(self.entries))
+        return found
+
+    def _entry(self, entry: _Entry, path: tuple[Any, ...]) -> Any:
+        self.entries[self.names.at(path)] = entry
+        return {"tensor": 0}
+
+
+def _plain(value: Any) -> Any:
+    for kind in (bool, int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+    if value is not None:
+        raise TypeError(f"a file of tensors cannot hold a {type(value).__name__}")
+    return None
+
+
+class _Reading:
+    """Makes content of JSON and a file's tensors."""
+
+    def __init__(self, file: Any, most: int) -> None:
+        """
+        Args:
+            file: an open one.
+            most: bytes that all tensors of the content may have together.
+        """
+        self.file, self.left, self.count = file, most, 0
+        self.tensors: dict[str, Tensor] = {}
+        self.names = _Names()
+
+    def content(self, form: str | None) -> Any:
+        names = set(self.file.keys())
+        if len(names) > MOST_VALUES:
+            raise _Refused(f"expected at most {MOST_VALUES} tensors")
+        if form is None:
+            return {name: self._tensor(name) for name in self.file.offset_keys()}
+        found = self._value(json.loads(form, parse_constant=_no_constant), ())
+        if names != set(self.tensors):
+            raise _Refused("holds tensors that it does not tell of")
+        return found
+
+    def _value(self, form: Any, path: tuple[Any, ...]) -> Any:
+        self.count += 1
+        if self.count > MOST_VALUES or len(path) > DEEPEST:
+            raise _Refused(f"expected at most {MOST_VALUES} values, nested at most {DEEPEST} deep")
+        if isinstance(form, list):
+            return list(self._items(form, path))
+        if not isinstance(form, dict):
+            return form
+        ((kind, value),) = form.items()
+        if kind == "map":
+            found = {_key(key): self._value(item, (*path, key)) for key, item in value}
+            if len(found) != len(value):
+                raise _Refused("holds a key twice")
+            return found
+        if kind == "tuple":
+            return tuple(self._items(value, path))
+        if kind == "float":
+            return struct.unpack(">d", bytes.fromhex(value))[0]
+        if kind == "same":
+            return self._counted(self.tensors[value])
+        if kind != "tensor":
+            raise _Refused("expected content as this package writes it")
+        return self._tensor(self.names.at(path))
+
+    def _items(self, forms: list[Any], path: tuple[Any, ...]) -> Iterator[Any]:
+        return (self._value(item, (*path, k)) for k, item in enumerate(forms))
+
+    def _tensor(self, name: str) -> Tensor:
+        if self.file.get_slice(name).get_dtype() not in DTYPES:
+            raise _Refused("expected tensors of torch's usual types")
+        # A copy: the file goes back to the system, and entries lie where torch's own do, whatever precedes them there.
+        self.tensors[name] = self.file.get_tensor(name).clone()
+        return self._counted(self.tensors[name])
+
+    def _counted(self, found: Tensor) -> Tensor:
+        self.left -= found.nbytes
+        if self.left < 0:
+            raise _Refused("its tensors are larger than the file")
+        return found
+
+
+def _key(key: Any) -> Any:
+    if not isinstance(key, PLAIN):
+        raise _Refused("expected plain values as keys")
+    return key
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(text)
