@@ -23,7 +23,7 @@ from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.federation.after.base import Shape
-from fairflare.federation.best import NO_CHOICE
+from fairflare.federation.choices import NO_CHOICE
 from fairflare.federation.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of

@@ -20,8 +20,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.build.assembly import build_site
-from fairflare.build.parts import build_parts
+from fairflare.build.at_site import build_site
+from fairflare.build.site_parts import site_parts
 from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
@@ -162,7 +162,7 @@ class FairExecutor(Executor):
             memory = memory_file(config.federation, config.sha256(), fl_ctx)
             self._claim.close()  # of an attempt before that failed
             self._claim.enter_context(claimed(memory))
-            parts = build_parts(config, at_site=True)
+            parts = site_parts(config)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)

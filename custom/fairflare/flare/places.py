@@ -16,7 +16,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
-from fairflare.build.config import RunConfig
+from fairflare.build.run_config import RunConfig
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.core.user_code import vouch
