@@ -31,7 +31,7 @@ def exported(tmp_path_factory):
     }
     for name, config in runs.items():
         FairRecipe(config, name=name, simulation=False, preinstalled=True).export(str(folder))
-    return {name: folder / name / "app" for name in runs}
+    return {name: folder / name / "app_sites" for name in runs}
 
 
 @pytest.fixture

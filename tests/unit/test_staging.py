@@ -196,7 +196,7 @@ def test_an_exported_job_builds_without_data_sets(task, tmp_path):
     assert "app/custom/fairflare/clinic/base.py" in names
     assert not [name for name in names if "/datasets" in name]
     zipfile.ZipFile(archive).extractall(tmp_path / "site")
-    server = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_server.json").read_text())
+    server = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())
     config = json.dumps(server["workflows"][0]["args"]["config"])
     command = [sys.executable, "-c", BUILD, str(tmp_path / "site" / "app" / "custom"), config]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)

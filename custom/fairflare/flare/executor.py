@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nvflare.apis.event_type import EventType
@@ -34,7 +35,6 @@ from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
-from fairflare.flare.script import ScriptRunner
 from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
@@ -45,6 +45,9 @@ from fairflare.flare.wire import (
     validation_from_shareable,
 )
 from fairflare.privacy.secure_sum.schemes import NONE
+
+if TYPE_CHECKING:
+    from fairflare.flare.script import ScriptRunner
 
 TASKS = [
     "preflight",
@@ -60,6 +63,9 @@ TASKS = [
     VALIDATE,
 ]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
+
+SCRIPT = "fairflare.flare.script"
+"""What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
 
 
 class Aborted(Exception):
@@ -176,7 +182,8 @@ class FairExecutor(Executor):
                 credentials=None if config.secure_sum == NONE else site_credentials(fl_ctx),
             )
             if isinstance(parts.task, Script):
-                self._script = ScriptRunner(config, parts, self._site, local)
+                runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
+                self._script = runner(config, parts, self._site, local)
                 self._site.script = self._script.answer
         return self._site
 
