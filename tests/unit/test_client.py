@@ -263,7 +263,8 @@ def test_a_job_without_code_names_the_script(tmp_path):
     settings = ("--set", "script=train.network", "--set", "site_names=A,B", "--preinstalled")
     assert call("export", "fedavg", "--task", "script", *settings, "--out", tmp_path / "job") == 0
     assert not list((tmp_path / "job").glob("*/custom"))
-    flow = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())["workflows"][0]
+    server = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())
+    flow = server["workflows"][0]
     assert flow["args"]["config"]["options"]["script"] == "train.network" and not flow["args"]["config"].get("code")
 
 

@@ -35,10 +35,8 @@ from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
 from fairflare.flare.persistor import FairPersistor
-from fairflare.flare.staging import CACHES, PACKAGE, stage
+from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
-APPS = {"server": "app_server", "site": "app_sites"}
-"""Who reads an app -> its folder in the job."""
 PERSISTOR = "persistor"
 SITES_POLL = 0.25
 """Seconds between two questions of a site for its next task, where all processes are on one machine: FLARE's 2 s would

@@ -94,13 +94,23 @@ class SitePolicy(AppValidator):
         brings_code = (app / "custom").exists()
         if brings_code and not policy.allow_code:
             raise UserError("the job brings code (app/custom); this site takes jobs without code only")
-        check_code(app)
-        content = _read_job(app)
-        executor, tasks_of = _executor(content)
-        _check_filters(content, executor, tasks_of)
-        _check_classes(content, executor, policy, brings_code)
-        homes = [local / "custom", *([app / "custom"] if brings_code else [])]
-        check_config(executor, policy, homes)
+        check_app(app, policy, [local / "custom", *([app / "custom"] if brings_code else [])])
+
+
+def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
+    """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
+
+    Args:
+        app: its folder.
+        policy: the site's rules.
+        homes: folders whose modules the run may name.
+    """
+    check_code(app)
+    content = _read_job(app)
+    executor, tasks_of = _executor(content)
+    _check_filters(content, executor, tasks_of)
+    _check_classes(content, executor, policy, (app / "custom").exists())
+    check_config(executor, policy, homes)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:

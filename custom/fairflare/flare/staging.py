@@ -32,6 +32,8 @@ DATA = Path("datasets", "data")
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
+APPS = {"server": "app_server", "site": "app_sites"}
+"""Who reads an app -> its folder in the job."""
 SIDES = {"server": "config_fed_server.json", "site": "config_fed_client.json"}
 """Who reads an app -> the configuration that FLARE reads there."""
 
