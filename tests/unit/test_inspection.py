@@ -11,7 +11,7 @@ from fairflare.app.cli import main
 from fairflare.build.config import make_config
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import DataError
-from fairflare.core.versions import package_sha256
+from fairflare.core.versions import package_sha256, sha256_of
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.site_policy import SitePolicy
 
@@ -121,11 +121,14 @@ def test_a_manifest_is_read_as_strictly_as_it_is_written(lines, job):
             manifest.check_code(job / APP)
 
 
-def test_what_python_compiles_is_no_change(job):
-    cache = job / APP / "custom" / "fairflare" / "__pycache__"
-    cache.mkdir()
-    (cache / "x.cpython-311.pyc").write_bytes(b"")
+def test_what_python_compiles_and_what_flare_signs_is_no_change(job):
+    package = job / APP / "custom" / "fairflare"
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")
+    for folder in (package, package.parent, package / "core"):
+        (folder / ".__nvfl_sig.json").write_text("{}")
     manifest.check_code(job / APP)
+    assert sha256_of(package) == package_sha256()
 
 
 def test_a_manifest_lists_both_sides_and_the_user_s_own_files(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from fairflare.core.validation import shown
 NAME = "MANIFEST.json"
 CUSTOM = "custom"
 """FLARE's folder for the code of an app."""
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+"""Files that FLARE puts into every folder of a job when it is submitted."""
 FORMAT = 1
 LARGEST = 1 << 22
 """Bytes of a manifest."""
@@ -26,7 +28,7 @@ KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "
 
 
 def code_of(app: Path) -> Iterator[tuple[str, Path]]:
-    """The files of code in an app's folder by path below ``custom/``, sorted; what Python compiles from them is none.
+    """The files of code in an app's folder by path below ``custom/``, sorted.
 
     Raises:
         DataError: a link lies there.
@@ -36,8 +38,13 @@ def code_of(app: Path) -> Iterator[tuple[str, Path]]:
         name = path.relative_to(custom).as_posix()
         if path.is_symlink():
             raise DataError("code", f"{NAME}: expected files, got a link: {shown(name)}")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+        if path.is_file() and is_code(path):
             yield name, path
+
+
+def is_code(path: Path) -> bool:
+    """Whether a file came with the code: neither compiled by Python nor a signature of FLARE's."""
+    return "__pycache__" not in path.parts and path.suffix != ".pyc" and path.name not in SIGNATURES
 
 
 def entry_of(path: Path) -> dict[str, Any]:

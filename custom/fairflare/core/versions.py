@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fairflare
 from fairflare import __version__
-from fairflare.core.manifest import CUSTOM, NAME, entry_of, read_manifest
+from fairflare.core.manifest import CUSTOM, NAME, entry_of, is_code, read_manifest
 
 PACKAGES = ("torch", "nvflare", "monai", "numpy")
 PACKAGE = "package_sha256"
@@ -55,8 +55,8 @@ def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
 
 def package_files(package: Path) -> dict[str, Path]:
     """Name -> path of every file below the package's folder that belongs to it."""
-    found = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return {path.relative_to(package).as_posix(): path for path in found if "__pycache__" not in path.parts}
+    found = [path for path in package.rglob("*") if path.is_file() and is_code(path)]
+    return {path.relative_to(package).as_posix(): path for path in found}
 
 
 def _left_out(package: Path) -> Mapping[str, str]:

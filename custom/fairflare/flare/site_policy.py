@@ -105,12 +105,12 @@ def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
         policy: the site's rules.
         homes: folders whose modules the run may name.
     """
-    check_code(app)
     content = _read_job(app)
     executor, tasks_of = _executor(content)
     _check_filters(content, executor, tasks_of)
     _check_classes(content, executor, policy, (app / "custom").exists())
     check_config(executor, policy, homes)
+    check_code(app)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:
