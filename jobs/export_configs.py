@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json")
+FILES = ("meta.json", "config_fed_server.json", "config_fed_client.json")
 
 
 def main() -> int:
@@ -25,7 +25,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             export(script, Path(scratch))
             for file in FILES:
-                made, kept = Path(scratch) / name / file, ROOT / "app_configs" / name / Path(file).name
+                (made,) = [path for path in (Path(scratch) / name).rglob(file) if path.parent.name in (name, "config")]
+                kept = ROOT / "app_configs" / name / file
                 if check and not (kept.is_file() and kept.read_text() == in_order(made)):
                     stale.append(str(kept.relative_to(ROOT)))
                 elif not check:

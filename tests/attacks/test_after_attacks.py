@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from fairflare.build.assembly import build_site, site_names
+from fairflare.build.at_server import server_part
 from fairflare.build.config import make_config
 from fairflare.build.parts import build_parts
-from fairflare.build.secure_sums import server_part
 from fairflare.core.types import Round
 from fairflare.federation.asked import Asked, AskedAgain
 from fairflare.federation.messages import Instruction

@@ -681,7 +681,7 @@ def test_force_knows_everything_that_a_run_writes(copy, capsys):
 def test_export_replaces_jobs_only(capsys, tmp_path):
     export = ["export", "fedavg", "--task", "support2", "--out", tmp_path / "job", "--force"]
     assert call(capsys, *export)[0] == 0 and call(capsys, *export)[0] == 0
-    for name in ("thesis.txt", "app/custom/thesis.py", "app/custom/fairflare/thesis.txt"):
+    for name in ("thesis.txt", "app_sites/custom/thesis.py", "app_server/custom/fairflare/thesis.txt"):
         (tmp_path / "job" / name).write_text("years of work")
         code, _, err = call(capsys, *export)
         assert code == 2 and f"holds {name!r}" in err and (tmp_path / "job" / name).exists()
@@ -701,7 +701,7 @@ WRONG = {
 def test_a_broken_job_is_not_replaced(name, capsys, tmp_path):
     export = ["export", "fedavg", "--task", "support2", "--out", tmp_path / "job", "--force"]
     assert call(capsys, *export)[0] == 0
-    path = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
+    path = tmp_path / "job" / "app_server" / "config" / "config_fed_server.json"
     content = json.loads(path.read_text())
     if name in WRONG:
         (flow,) = (f for f in content["workflows"] if "controller" in f["path"])

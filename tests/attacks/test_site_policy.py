@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fairflare.build.config import make_config
+from fairflare.core import manifest
 from fairflare.core.errors import UserError
 from fairflare.flare.policy_file import Policy, read_policy
 from fairflare.flare.recipe import FairRecipe
@@ -31,7 +32,7 @@ def exported(tmp_path_factory):
     }
     for name, config in runs.items():
         FairRecipe(config, name=name, simulation=False, preinstalled=True).export(str(folder))
-    return {name: folder / name / "app" for name in runs}
+    return {name: folder / name / "app_sites" for name in runs}
 
 
 @pytest.fixture
@@ -99,6 +100,11 @@ def test_a_job_that_brings_its_code_is_accepted_unless_the_site_says_otherwise(s
     app = site.app()
     (app / "custom").mkdir()
     (app / "custom" / "sitecustomize.py").write_text("raise SystemExit('the job was imported')\n")
+    assert "MANIFEST.json: expected one beside custom/" in site.ask(app)
+    entries = {name: manifest.entry_of(path) for name, path in manifest.code_of(app)}
+    package = {"version": "", "sha256": ""}
+    content = {"format": 1, "read_by": "site", "entry_point": EXECUTOR, "components": [], "package": package}
+    (app / manifest.NAME).write_text(json.dumps({**content, "files": entries, "left_out": {}}))
     assert site.ask(app) == ""
     site.policy(allow_code=False)
     assert "brings code (app/custom)" in site.ask(app)

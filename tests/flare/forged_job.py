@@ -7,7 +7,7 @@ from pathlib import Path
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.fuel.hci.client import file_transfer
 
-CLIENT = Path("app") / "config" / "config_fed_client.json"
+CLIENT = Path("app_sites") / "config" / "config_fed_client.json"
 
 
 def main(user: str, kit: str, job: str, how: str) -> None:

@@ -150,7 +150,7 @@ def test_an_export_without_code_is_the_other_one_but_for_it(three, tmp_path):
         three.fairflare("export", "fedlwr", *SUPPORT2, "--out", tmp_path / name, *options)
     found = {n: {p.relative_to(tmp_path / n) for p in (tmp_path / n).rglob("*")} for n in ("with", "without")}
     assert {p for p in found["with"] if "custom" not in p.parts} == found["without"]
-    for file in ("meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json"):
+    for file in ("meta.json", "app_server/config/config_fed_server.json", "app_sites/config/config_fed_client.json"):
         assert in_order(tmp_path / "with" / file) == in_order(tmp_path / "without" / file)
     code = ["--code", Path(__file__).with_name("tiny_net.py"), "--out", tmp_path / "own"]
     done = three.fairflare("export", "fedlwr", *SUPPORT2, *code, "--preinstalled", check=False)
@@ -171,7 +171,7 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     own += [part for pair in COLUMNS for part in ("--set", pair)]
     expected = in_process(tmp_path / "local", "fedlwr", *own)
     strict.fairflare("export", "fedlwr", *own, "--preinstalled", "--out", tmp_path / "job")
-    assert not (tmp_path / "job" / "app" / "custom").exists()
+    assert not list((tmp_path / "job").glob("*/custom"))
     told = strict.sh("submit", tmp_path / "job").stdout
     job = re.search(r"submitted: (\S+)", told)[1]
     strict.sh("wait")
@@ -215,7 +215,7 @@ def test_a_job_without_code_that_names_a_loader_runs_nothing_at_any_hospital(str
     weights.write_bytes(pickle.dumps(Owned(str(marker))))
     args = {"url": weights.as_uri(), "model_dir": str(tmp_path / "hub"), "weights_only": False}
     model = {"class_path": "monai.networks.nets.densenet.load_state_dict_from_url", "args": args}
-    file = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
+    file = tmp_path / "job" / "app_sites" / "config" / "config_fed_client.json"
     text = file.read_text()
     assert text.count('"small-cnn"') == text.count('"model"') == 2
     file.write_text(text.replace('"small-cnn"', json.dumps(json.dumps(model))))

@@ -69,10 +69,10 @@ def test_production_export_keeps_flares_intervals(tmp_path):
     script = ROOT / "jobs" / "fedavg_support2" / "job.py"
     command = [sys.executable, str(script), "--production", "--export", "--export-dir", str(tmp_path)]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
-    made = tmp_path / "fedavg_support2" / "app"
-    assert "task_request_interval" not in (made / "config" / "config_fed_server.json").read_text()
-    assert "task_fetch_interval" not in (made / "config" / "config_fed_client.json").read_text()
-    assert (made / "custom" / "fairflare" / "flare" / "executor.py").is_file()
+    made = tmp_path / "fedavg_support2"
+    assert "task_request_interval" not in (made / "app_server" / "config" / "config_fed_server.json").read_text()
+    assert "task_fetch_interval" not in (made / "app_sites" / "config" / "config_fed_client.json").read_text()
+    assert (made / "app_sites" / "custom" / "fairflare" / "flare" / "executor.py").is_file()
 
 
 @pytest.mark.parametrize("poll, asked, looked", [(None, None, 0.5), (0.25, 0.25, 0.25), (1.0, 1.0, 0.5)])
@@ -81,8 +81,8 @@ def test_a_deployed_job_may_have_its_sites_ask_more_often(poll, asked, looked, t
     recipe = job.FairRecipe(make_config("fedavg", "support2"), name="j", simulation=False, preinstalled=True, poll=poll)
     recipe.export(str(tmp_path))
     server, client = (
-        json.loads((tmp_path / "j" / "app" / "config" / f"config_fed_{side}.json").read_text())
-        for side in ("server", "client")
+        json.loads((tmp_path / "j" / name).read_text())
+        for name in ("app_server/config/config_fed_server.json", "app_sites/config/config_fed_client.json")
     )
     assert (server.get("server") or {}).get("task_request_interval") == asked
     assert client.get("default_task_fetch_interval") == asked

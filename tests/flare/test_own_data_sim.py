@@ -97,7 +97,7 @@ def test_own_network_and_data_from_a_job_folder(tmp_path, monkeypatch):
     assert run("run", "fedism-plus", *own, "--out", tmp_path / "local") == 0
     assert run("export", "fedism-plus", *own, "--out", tmp_path / "job", "--simulation") == 0
     for name in ("my_net.py", "my_data.py"):
-        assert (tmp_path / "job" / "app" / "custom" / name).is_file()
+        assert (tmp_path / "job" / "app_sites" / "custom" / name).is_file()
     for file in (net, data):
         file.unlink()
     folder, environment = tmp_path / "ws", {k: v for k, v in os.environ.items() if k != user_code.VARIABLE}

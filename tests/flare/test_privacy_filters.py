@@ -99,8 +99,8 @@ def configured(job, workspace):
     """What FLARE makes of the job's configuration at a site."""
     named = {"client_name": workspace.site_name, "job_id": JOB, "workspace": workspace.get_root_dir()}
     arguments = Namespace(set=[], sp_scheme="grpc", sp_target="localhost", **named)
-    file = job / "app" / "config" / "config_fed_client.json"
-    reader = ClientJsonConfigurator(workspace, str(file), arguments, str(job / "app"), kv_list=[])
+    file = job / "app_sites" / "config" / "config_fed_client.json"
+    reader = ClientJsonConfigurator(workspace, str(file), arguments, str(job / "app_sites"), kv_list=[])
     reader.configure()
     return reader.runner_config
 

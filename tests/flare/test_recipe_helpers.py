@@ -50,8 +50,8 @@ def recipe(method="fedavg", **settings):
 def exported(made, folder):
     """The server's and the sites' configuration."""
     made.export(str(folder))
-    config = folder / made.name / "app" / "config"
-    return tuple(json.loads((config / f"config_fed_{side}.json").read_text()) for side in ("server", "client"))
+    names = ("app_server/config/config_fed_server.json", "app_sites/config/config_fed_client.json")
+    return tuple(json.loads((folder / made.name / name).read_text()) for name in names)
 
 
 def chains(config, kind="task_result_filters"):
@@ -150,7 +150,7 @@ def test_a_site_s_policy_lets_such_jobs_in_and_one_that_ends_with_another_filter
     add_cross_site_evaluation(made)
     made.add_client_output_filter(PercentilePrivacy(), tasks=["train"])
     server, client = exported(made, tmp_path)
-    app = tmp_path / made.name / "app"
+    app = tmp_path / made.name / "app_sites"
     assert SitePolicy().validate(str(app)) == ("", {})
     for chain in client["task_result_filters"]:
         chain["filters"].reverse()
@@ -163,7 +163,7 @@ def test_a_site_s_policy_says_whether_a_job_may_bring_a_receiver(tmp_path):
     made = recipe()
     add_experiment_tracking(made, "tensorboard", client_side=True, server_side=False)
     exported(made, tmp_path)
-    app = str(tmp_path / made.name / "app")
+    app = str(tmp_path / made.name / "app_sites")
     assert "TBAnalyticsReceiver" in SitePolicy().validate(app)[0]
     path = f"{TBAnalyticsReceiver.__module__}.{TBAnalyticsReceiver.__qualname__}"
     (tmp_path / "local" / "fairflare_policy.yaml").write_text(f"classes: [{path}]\n")

@@ -157,7 +157,7 @@ def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):
         "export", "fedism-plus", *TASK, "--set", "secure_sum=masks", "--rounds", 1, "--out", tmp_path / "j"
     )
     assert exported.returncode == 0, exported.stderr
-    file = tmp_path / "j" / "app" / "config" / "config_fed_client.json"
+    file = tmp_path / "j" / "app_sites" / "config" / "config_fed_client.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "task_result_filters": []}))
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(tmp_path / "j"), "-w", str(tmp_path / "w")]
     subprocess.run([*command, "-n", "3", "-t", "3"], capture_output=True, timeout=300)

@@ -75,7 +75,7 @@ def test_a_method_that_needs_it_says_so_and_can_be_told_to_go_on(lists, tmp_path
 
 def test_a_job_carries_what_is_accepted(tmp_path):
     assert run(["export", "fedavg", "--task", "support2", "--accept", "one_class", "--out", str(tmp_path / "job")]) == 0
-    client = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text())
+    client = json.loads((tmp_path / "job" / "app_sites" / "config" / "config_fed_client.json").read_text())
     assert '"accept": ["one_class"]' in json.dumps(client)
 
 

@@ -102,7 +102,7 @@ def test_the_options_of_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["export", "fedheal", "--task", TASK, *options, "--out", str(tmp_path / "job")])
     assert not end.value.code, capsys.readouterr().err
-    text = (tmp_path / "job" / "app" / "config" / "config_fed_server.json").read_text()
+    text = (tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text()
     assert all(f'"{id}"' in text for id in ("fedheal", "fedprox", "adam", "share"))
     with pytest.raises(SystemExit) as end:
         main(["run", "solo", "--task", TASK, "--rule", "nosuch"])

@@ -142,8 +142,8 @@ def test_export_writes_a_flare_job(capsys, tmp_path):
     code, out, err = call(capsys, "export", "fedism-plus", "--task", "support2", "--out", tmp_path / "job")
     assert code == 0 and "nvflare job submit" in out, err
     job = tmp_path / "job"
-    server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())
-    client = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
+    server = json.loads((job / "app_server" / "config" / "config_fed_server.json").read_text())
+    client = json.loads((job / "app_sites" / "config" / "config_fed_client.json").read_text())
     assert json.loads((job / "meta.json").read_text())["name"] == "fedism_plus_support2"
     assert server["workflows"][0]["path"] == "fairflare.flare.controller.FairController"
     tasks = [
@@ -161,7 +161,7 @@ def test_export_writes_a_flare_job(capsys, tmp_path):
     ]
     assert client["executors"][0]["tasks"] == tasks
     assert "task_request_interval" not in json.dumps(server), "production keeps FLARE's intervals"
-    package = job / "app" / "custom" / "fairflare"
+    package = job / "app_server" / "custom" / "fairflare"
     assert (package / "__init__.py").is_file() and (package / "datasets" / "data").is_dir()
     assert not list(job.rglob("__pycache__")) and not [p for p in job.rglob("*") if p.is_symlink()]
     assert os.fspath(tmp_path) not in "".join(p.read_text() for p in job.rglob("*.json"))
@@ -270,10 +270,11 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
     arguments = ["export", "fedavg", "--task", "ich-phantom:small", "--set", "model=resnet18"]
     code, _, err = call(capsys, *arguments, "--pretrained-weights", path, "--out", tmp_path / "job")
     assert code == 0, err
-    configs = tmp_path / "job" / "app" / "config"
+    configs = tmp_path / "job" / "app_server" / "config"
     assert str(path) not in (configs / "config_fed_server.json").read_text()
     assert torch.equal(read_tensors(configs / "initial.safetensors")["conv1.weight"], weights["conv1.weight"])
-    assert str(path) not in (configs / "config_fed_client.json").read_text()
+    client = tmp_path / "job" / "app_sites" / "config"
+    assert [str(path) in one.read_text() for one in client.iterdir()] == [False]
     arguments[0] = "run"
     for env in ("local", "sim"):
         where = ["--pretrained-weights", tmp_path / "no.pth", "--out", tmp_path / "run", "--env", env]

@@ -254,16 +254,17 @@ def call(*arguments):
 def test_a_job_carries_the_script(tmp_path):
     path, data = write_script(tmp_path)
     assert call("export", "fedism-plus", "--script", path, "--data", data, "--out", tmp_path / "job") == 0
-    assert (tmp_path / "job" / "app" / "custom" / "train.py").read_text() == path.read_text()
-    text = (tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text()
+    assert (tmp_path / "job" / "app_sites" / "custom" / "train.py").read_text() == path.read_text()
+    text = (tmp_path / "job" / "app_sites" / "config" / "config_fed_client.json").read_text()
     assert str(tmp_path) not in text and '"script": "train.network"' in text
 
 
 def test_a_job_without_code_names_the_script(tmp_path):
     settings = ("--set", "script=train.network", "--set", "site_names=A,B", "--preinstalled")
     assert call("export", "fedavg", "--task", "script", *settings, "--out", tmp_path / "job") == 0
-    assert not (tmp_path / "job" / "app" / "custom").exists()
-    flow = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_server.json").read_text())["workflows"][0]
+    assert not list((tmp_path / "job").glob("*/custom"))
+    server = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())
+    flow = server["workflows"][0]
     assert flow["args"]["config"]["options"]["script"] == "train.network" and not flow["args"]["config"].get("code")
 
 

@@ -219,10 +219,11 @@ def test_a_job_brings_them_to_the_server_and_names_no_path(earlier, tmp_path, ca
     arguments = ["export", "fedavg", *TASK[:4], "--set", "model=linear", "--init-from", earlier, "--preinstalled"]
     code, _, err = call(capsys, *arguments, "--out", tmp_path / "job")
     assert code == 0 and "init-from: 2 of the network's 2" in err, err
-    configs = tmp_path / "job" / "app" / "config"
-    texts = [(configs / f"config_fed_{side}.json").read_text() for side in ("server", "client")]
-    sha256 = model_hash(read_model(configs / "initial.safetensors"))
-    assert all(sha256 in one and str(earlier) not in one for one in texts) and not (configs.parent / "custom").exists()
+    job = tmp_path / "job"
+    texts = [path.read_text() for path in job.glob("app_*/config/config_fed_*.json")]
+    sha256 = model_hash(read_model(job / "app_server" / "config" / "initial.safetensors"))
+    assert [sha256 in one and str(earlier) not in one for one in texts] == [True, True]
+    assert not list(job.glob("*/custom")) and not (job / "app_sites" / "config" / "initial.safetensors").exists()
     code, _, err = call(capsys, *arguments, "--out", tmp_path / "job", "--force")
     assert code == 0, err
 

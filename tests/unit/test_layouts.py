@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cases import each
-from fairflare.build.assembly import _execution
+from fairflare.build.at_site import _execution
 from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core import execution as execution_module
 from fairflare.core.errors import UserError

@@ -16,6 +16,7 @@ from fairflare.federation import norms
 from fairflare.federation.gate import Gate
 from fairflare.federation.messages import Answer
 from fairflare.federation.preflight import inspect_preflight, refusal
+from fairflare.functional.variances import without_negative_variances
 
 MODEL = {"w": torch.full((4,), 0.5), "bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
 TRAINABLE = frozenset({"w"})
@@ -115,10 +116,10 @@ def test_many_times_the_others_examples_is_a_warning():
 def test_a_variance_never_ends_below_zero():
     """Differences that leave -1e-6 pass as rounding; BatchNorm with a tiny eps would make NaN of it."""
     model = {"bn.running_var": torch.tensor([1.0, -9e-7]), "bn.running_mean": torch.tensor([-1.0])}
-    settled = norms.without_negative_variances(model)
+    settled = without_negative_variances(model)
     assert settled["bn.running_var"].tolist() == [1.0, 0.0] and settled["bn.running_mean"] is model["bn.running_mean"]
     fine = {"bn.running_var": torch.tensor([1.0, 0.0])}
-    assert norms.without_negative_variances(fine)["bn.running_var"] is fine["bn.running_var"]
+    assert without_negative_variances(fine)["bn.running_var"] is fine["bn.running_var"]
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 2.0, 3.0, 250.0, 900.0, 9e4]), min_size=1, max_size=9))

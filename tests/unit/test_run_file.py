@@ -41,7 +41,7 @@ def written(folder, text=RUN, name="run.yaml"):
 
 
 def config_of(job):
-    flow = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"][0]
+    flow = json.loads((job / "app_server" / "config" / "config_fed_server.json").read_text())["workflows"][0]
     return flow["args"]["config"]
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package in a job: a hospital's own data bring no published or simulated data set."""
+"""What a job carries of the package: at a site what its executor reaches, and nothing that stays at the desk."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -13,31 +14,115 @@ import fairflare
 from cases import each
 from fairflare.app.cli import main
 from fairflare.build import tasks
-from fairflare.core import registry, user_code, versions
+from fairflare.build.config import make_config
+from fairflare.core import manifest, registry, user_code, versions
 from fairflare.core.errors import UserError
-from fairflare.flare.staging import needed_datasets, stage_package
+from fairflare.flare.recipe import FairRecipe
+from fairflare.flare.staging import copy_package, modules_of_run, needed, own_files
 from own_folder import write_images, write_tables
 
 SOURCE = Path(fairflare.__file__).parent
-OWN = ("classification", "segmentation", "tabular")
+OWN = {
+    "tabular": {"site_names": "a,b", "labels": "2"},
+    "classification": {"site_names": "a,b", "labels": "2", "channels": 1, "size": 32},
+    "segmentation": {"site_names": "a,b", "labels": "lesion", "channels": 1, "size": 32},
+    "script": {"site_names": "a,b", "script": "train.network", "labels": "2"},
+}
+SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
+SERVER = ["fairflare.flare.controller.FairController", "fairflare.flare.persistor.FairPersistor"]
+DESK = {"app", "report", "papers", "testing", "inference", "datasets"}
+"""What a site is not sent, of a job for a hospital's own data."""
+MOST_FILES, MOST_LINES = 230, 20_000
+"""Of a site's copy: what a reviewer reads in an afternoon."""
 
 
-def datasets(package):
-    folder = package / "datasets"
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+class Run:
+    """As much of a configuration as decides what is carried."""
+
+    def __init__(self, method, task):
+        entry = registry.get_method(method)
+        self.method, self.task = method, task
+        kinds = ("trainer", "selector", "server_optimizer")
+        self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
 
-@pytest.mark.parametrize("task", OWN)
-def test_a_task_on_own_data_brings_no_data_set(task, tmp_path):
-    package = stage_package(tmp_path, task)
-    assert not (package / "datasets").exists()
-    assert {p.name for p in SOURCE.iterdir() if p.is_dir()} - {"datasets", "__pycache__"} == {
-        p.name for p in package.iterdir() if p.is_dir()
-    }
+def at_site(method, task):
+    """The files of a site's copy, relative to the package."""
+    return needed([*SITE, *modules_of_run(Run(method, task))], own_files())
 
 
-def test_a_table_brings_itself_alone(tmp_path):
-    assert datasets(stage_package(tmp_path, "support2")) == {
+def lines_of(files):
+    """Lines of those that are text."""
+    return sum(manifest.entry_of(SOURCE / path)["lines"] or 0 for path in files)
+
+
+def staged(folder, method, task, **values):
+    """The two apps of an exported job: server's, sites'."""
+    FairRecipe(make_config(method, task, values=values), name="job", simulation=False).export(str(folder))
+    return folder / "job" / "app_server", folder / "job" / "app_sites"
+
+
+def datasets(task):
+    """Names below datasets/ that a site's copy has."""
+    found = at_site("fedavg", task)
+    return {path.relative_to("datasets").as_posix() for path in found if path.parts[0] == "datasets"}
+
+
+def test_every_method_keeps_below_the_line():
+    """Own data: at most so many files and lines, and nothing of what stays at the desk."""
+    for task in OWN:
+        for method in registry.methods():
+            files = at_site(method, task)
+            lines, tops = lines_of(files), {path.parts[0] for path in files}
+            said = f"{method} on {task}: {len(files)} files, {lines} lines"
+            assert len(files) <= MOST_FILES and lines <= MOST_LINES, said
+            assert not tops & DESK, f"{said}: {sorted(tops & DESK)}"
+
+
+def test_a_site_is_sent_no_server():
+    """The loop, the gate, the log's readers and what weighs updates stay at the server."""
+    names = {path.as_posix() for path in at_site("fedavg", "tabular")}
+    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server", "benefit/server")
+    assert not names & {f"federation/{name}.py" for name in server}
+    assert not names & {"build/assembly.py", "build/at_server.py", "flare/controller.py", "rules/bounded.py"}
+    assert {"flare/script.py", "flare/script_side.py"} <= {p.as_posix() for p in at_site("fedavg", "script")} - names
+    assert "clinic/readers/pictures.py" not in names, "a run on tables reads no images"
+
+
+def test_every_task_brings_its_own_module_and_no_other_data_set():
+    for task in tasks.TASKS:
+        files = at_site("fedavg", task)
+        home = Path(*tasks.known(task).__module__.split(".")[1:]).with_suffix(".py")
+        assert home in files, task
+        assert (home.parts[0] == "datasets") == any(path.parts[0] == "datasets" for path in files), task
+        assert not {path.parts[0] for path in files} & (DESK - {"datasets"}), task
+
+
+def test_whatever_a_carried_file_declares_is_whole():
+    """Discovery at a site finds no method whose parts are not there."""
+    for method in registry.methods():
+        files = at_site(method, "tabular")
+        homes = {f"fairflare.{'.'.join(path.with_suffix('').parts)}" for path in files}
+        for other, entry in registry.methods().items():
+            if registry.home(other) in homes:
+                missing = {cls.__module__ for cls in registry.owners(entry).values()} - homes
+                assert not missing, f"a job of {method} declares {other} without {missing}"
+
+
+def test_imports_by_name_are_known():
+    """What a job carries follows from import statements, so whoever imports by name is listed here and carried."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+        if any(ast.unparse(call.func).endswith(("import_module", "__import__")) for call in calls):
+            found[path.relative_to(SOURCE).as_posix()] = True
+    known = {"__init__.py", "build/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
+    known |= {"clinic/monai_networks.py", "flare/executor.py"}
+    assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
+
+
+def test_a_table_brings_itself_alone():
+    assert datasets("support2") == {
         "__init__.py",
         "support2.py",
         "data/README.md",
@@ -51,20 +136,17 @@ def test_a_table_brings_itself_alone(tmp_path):
     }
 
 
-def test_another_table_brings_its_own_files_alone(tmp_path):
-    found = datasets(stage_package(tmp_path, "heart"))
+def test_another_table_brings_its_own_files_alone():
+    found = datasets("heart")
     hospitals = ("cleveland", "hungarian", "switzerland", "va")
     brought = {name for name in found if name.startswith("data/")}
     assert brought == {"data/README.md", *(f"data/processed.{name}.data" for name in hospitals)}
     assert {"heart.py", "readers/heart.py", "kinds/centres.py"} <= found and "support2.py" not in found
-    (tmp_path / "other").mkdir()
-    trial = datasets(stage_package(tmp_path / "other", "ist"))
-    assert {name for name in trial if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
+    assert {name for name in datasets("ist") if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
-def test_a_simulated_task_brings_no_table(tmp_path):
-    package = stage_package(tmp_path, "ich-phantom")
-    found = datasets(package)
+def test_a_simulated_task_brings_no_table():
+    found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
     assert {"ich_phantom.py", "simulated/phantom.py"} <= found
     assert not {"simulated/mr.py", "simulated/fundus.py", "simulated/numerals.py"} & found
@@ -73,7 +155,7 @@ def test_a_simulated_task_brings_no_table(tmp_path):
 @pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
 def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     """What FLARE's processes render with the files that their job carries, the next command finds."""
-    stage_package(tmp_path, task)
+    copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     code = f"""if True:
         from fairflare.build.tasks import load
         from fairflare.datasets.simulated import cache
@@ -88,24 +170,14 @@ def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     assert found[0][0] != found[1][0] and found[0][1] == found[1][1] != ""
 
 
-@pytest.mark.parametrize("task", ["support2", "ich-phantom", "tabular"])
-def test_the_copy_has_the_package_s_hash(task, tmp_path):
-    """A server with the whole package and a site with a job's copy of it have the same program."""
-    package = stage_package(tmp_path, task)
-    assert versions._sha256(package) == versions.package_sha256()
-
-
-@each("task", sorted(tasks.TASKS))
-def test_every_task_brings_its_own_module(task):
-    needed = needed_datasets(SOURCE, task)
-    home = tasks.known(task).__module__.split(".")[1:]
-    assert (Path(*home).with_suffix(".py") in needed) == (home[0] == "datasets") == bool(needed)
-
-
-def test_data_sets_import_nothing_by_name():
-    """What a job carries of them follows from the import statements alone."""
-    for path in (SOURCE / "datasets").rglob("*.py"):
-        assert "import_module" not in path.read_text() and "__import__" not in path.read_text(), path.name
+def test_both_copies_have_the_package_s_hash_until_one_is_changed(tmp_path):
+    """Server and sites have different files of the same program, and preflight compares their hashes."""
+    server, sites = (app / "custom" / "fairflare" for app in staged(tmp_path, "fedavg", "support2"))
+    for copy in (server, sites):
+        assert versions.sha256_of(copy) == versions.package_sha256()
+        assert manifest.read_manifest(copy.parents[1])["package"]["sha256"] == versions.package_sha256()
+    (sites / "datasets" / "support2.py").write_text("")
+    assert versions.sha256_of(sites) != versions.package_sha256()
 
 
 LOAD = """
@@ -114,7 +186,10 @@ sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
 from fairflare.build import tasks
-assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) == 5, sorted(tasks.TASKS)
+from fairflare.core import registry
+assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) <= 3, sorted(tasks.TASKS)
+assert len(registry.methods()) <= 3, sorted(registry.methods())
+import fairflare.flare.executor, fairflare.flare.egress
 task = tasks.load(sys.argv[2])
 task.network(), task.sites()
 """
@@ -123,17 +198,46 @@ task.network(), task.sites()
 @pytest.mark.slow  # a process each
 @pytest.mark.parametrize("task", ["support2", "heart", "ich-phantom", "digits5"])
 def test_a_published_task_loads_from_what_its_job_carries(task, tmp_path):
-    """A table, a simulated task and one that reads files; the tasks on a hospital's own data are there too."""
-    stage_package(tmp_path, task)
+    """A table, a simulated task and one that reads files."""
+    copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     command = [sys.executable, "-c", LOAD, str(tmp_path), task]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_changed_copy_has_another_hash(tmp_path):
-    package = stage_package(tmp_path, "support2")
-    (package / "datasets" / "support2.py").write_text("")
-    assert versions._sha256(package) != versions.package_sha256()
+EVERY = """
+import importlib, json, os, sys
+import nvflare.app_common.executors.client_api_executor, nvflare.app_common.abstract.fl_model, torch, pandas, yaml
+for folder, method in json.load(open(sys.argv[1])):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, method
+        continue
+    try:
+        sys.path.insert(0, folder)
+        import fairflare.flare.egress, fairflare.flare.executor
+        from fairflare.build import tasks
+        from fairflare.build.method_parts import default_parts
+        from fairflare.core import registry
+        assert fairflare.__file__.startswith(folder)
+        default_parts(method), registry.methods(), tasks.known("tabular")
+        os._exit(0)
+    except BaseException as error:
+        print(method, type(error).__name__, error, flush=True)
+        os._exit(1)
+"""
+
+
+def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
+    """One process that imports the libraries once, and a child for every method's copy."""
+    jobs = []
+    for method in registry.methods():
+        copy_package(tmp_path / method / "fairflare", at_site(method, "tabular"))
+        jobs.append((str(tmp_path / method), method))
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-c", EVERY, str(tmp_path / "jobs.json")]
+    environment = {"PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
@@ -142,16 +246,33 @@ def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     plugin.write_text("import fairflare.datasets.kinds.partition\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
-    (tmp_path / "job").mkdir()
-    package = stage_package(tmp_path / "job", "segmentation")
-    assert {"simulated/corruptions.py", "kinds/partition.py"} <= datasets(package)
-    assert "support2.py" not in datasets(package)
-    assert (package / "rules" / "my_probe.py").is_file()
+    for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
+        package = app / "custom" / "fairflare"
+        assert (package / "datasets" / "simulated" / "corruptions.py").is_file()
+        assert (package / "datasets" / "kinds" / "partition.py").is_file()
+        assert not (package / "datasets" / "support2.py").exists()
+        assert (package / "rules" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()
+        assert {"mine.py", "fairflare/rules/my_probe.py"} <= set(manifest.read_manifest(app)["files"])
 
 
-def test_an_unknown_task_is_refused(tmp_path):
+def test_a_script_that_asks_for_the_python_interface_gets_it(tmp_path, monkeypatch):
+    """``from fairflare import NAME`` imports the module of the name when it is first used."""
+    code = tmp_path / "mine.py"
+    code.write_text("from fairflare import Federation\n")
+    monkeypatch.setenv(user_code.VARIABLE, str(code))
+    assert Path("app/federation.py") in at_site("fedavg", "tabular")
+
+
+def test_an_unknown_task_is_refused():
     with pytest.raises(UserError, match="unknown task: 'lungs'; known: "):
-        stage_package(tmp_path, "lungs")
+        at_site("fedavg", "lungs")
+
+
+def test_a_plugin_with_a_rule_s_name_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "qffl.py").write_text("")
+    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qffl.py"))
+    with pytest.raises(UserError, match="plugin qffl.py: the package has a rule file of that name"):
+        copy_package(tmp_path / "fairflare", at_site("fedavg", "tabular"))
 
 
 BUILD = """
@@ -159,15 +280,14 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
-from fairflare.build.assembly import build_site
-from fairflare.build.parts import build_parts
-from fairflare.build.config import RunConfig
-import fairflare.flare.controller, fairflare.flare.executor, fairflare.flare.egress, fairflare.flare.persistor
-import fairflare.flare.aggregator, fairflare.flare.site_policy, fairflare.report.write
+from fairflare.build.at_site import build_site
+from fairflare.build.run_config import RunConfig
+from fairflare.build.site_parts import site_parts
+import fairflare.flare.executor, fairflare.flare.egress
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
 from fairflare.flare.braces import shown
 config = RunConfig.from_json(shown(json.loads(sys.argv[2])))
-parts = build_parts(config)
+parts = site_parts(config)
 site = build_site(config, parts, "north")
 found, data = site.look()
 assert data is not None and not [one for one in found if one.level == "error"], found
@@ -176,7 +296,7 @@ assert data is not None and not [one for one in found if one.level == "error"], 
 
 @pytest.mark.parametrize("task", [pytest.param("segmentation", marks=pytest.mark.slow), "tabular"])  # loads MONAI
 def test_an_exported_job_builds_without_data_sets(task, tmp_path):
-    """The zip that a site gets, unpacked: its server builds the model and its site reads the hospital's files."""
+    """The zip that a site gets, unpacked: it reads the hospital's files."""
     data = tmp_path / "data"
     if task == "tabular":
         write_tables(data)
@@ -194,11 +314,11 @@ def test_an_exported_job_builds_without_data_sets(task, tmp_path):
         for path in (tmp_path / "job").rglob("*"):
             file.write(path, path.relative_to(tmp_path / "job"))
     names = zipfile.ZipFile(archive).namelist()
-    assert "app/custom/fairflare/clinic/base.py" in names
+    assert "app_sites/custom/fairflare/clinic/base.py" in names
     assert not [name for name in names if "/datasets" in name]
     zipfile.ZipFile(archive).extractall(tmp_path / "site")
-    server = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_server.json").read_text())
+    server = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())
     config = json.dumps(server["workflows"][0]["args"]["config"])
-    command = [sys.executable, "-c", BUILD, str(tmp_path / "site" / "app" / "custom"), config]
+    command = [sys.executable, "-c", BUILD, str(tmp_path / "site" / "app_sites" / "custom"), config]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ from fairflare.app.commands.evaluate import evaluate
 from fairflare.app.commands.export import export
 from fairflare.app.commands.export_model import export_model
 from fairflare.app.commands.init import init
+from fairflare.app.commands.inspection import inspect
 from fairflare.app.commands.listing import list_methods, list_tasks
 from fairflare.app.commands.new import new
 from fairflare.app.commands.paper import paper
@@ -47,6 +48,7 @@ COMMANDS = (
     export_model,
     fingerprint,
     init,
+    inspect,
     list_methods,
     list_tasks,
     new,

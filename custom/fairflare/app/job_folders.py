@@ -18,9 +18,13 @@ from fairflare.federation.files import read_json
 from fairflare.inference.whole import replaced
 
 T = TypeVar("T")
+APPS = ("app_server", "app")
+"""The server's app, in an export of this version and of the first."""
+APP = r"app(_server|_sites)?"
+CODE = rf"{APP}/custom/fairflare"
 JOB_FILES = (
-    r"meta\.json|app/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
-    r"|app/custom/fairflare/.+\.(py|pyc|j2)|app/custom/fairflare/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
+    rf"meta\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
+    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
 
@@ -53,9 +57,15 @@ def _refuse_other_than_job(out: Path, force: bool) -> None:
         raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")
 
 
+def server_config(folder: Path) -> Path:
+    """The server's configuration in a job's ``folder``."""
+    found = [folder / app / "config" / "config_fed_server.json" for app in APPS]
+    return next((path for path in found if path.is_file()), found[0])
+
+
 def is_job(folder: Path) -> bool:
     """Whether ``folder`` holds an exported job."""
-    server = folder / "app" / "config" / "config_fed_server.json"
+    server = server_config(folder)
     try:
         return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
     except UserError:
@@ -64,8 +74,8 @@ def is_job(folder: Path) -> bool:
 
 def job_strangers(folder: Path) -> list[str]:
     """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
-    code = map(re.escape, _job_code(folder / "app" / "config" / "config_fed_server.json"))
-    own = re.compile("|".join((JOB_FILES, *(rf"app/custom/{name}(\.py|/.+)" for name in code))))
+    code = map(re.escape, _job_code(server_config(folder)))
+    own = re.compile("|".join((JOB_FILES, *(rf"{APP}/custom/{name}(\.py|/.+)" for name in code))))
     files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     names = {path: path.relative_to(folder).as_posix() for path in files}
     return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]

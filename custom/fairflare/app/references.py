@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.app.runs import default_folder
-from fairflare.build.benefit import trains_alone
+from fairflare.build.at_server import trains_alone
 from fairflare.build.config import RunConfig, make_config
 from fairflare.build.config_checks import checked_config
 from fairflare.core.settings import owned

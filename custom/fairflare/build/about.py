@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.build.clinical import view_of
-from fairflare.build.config import RunConfig
+from fairflare.build.run_config import RunConfig
 from fairflare.core.metric import described
 from fairflare.core.types import PERSONAL
 from fairflare.federation.clinical import NOTHING, View
 
 if TYPE_CHECKING:
-    from fairflare.build.parts import Parts
+    from fairflare.build.site_parts import Parts
 
 SHARED = "shared"
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflare.build import benefit
-from fairflare.build.after import at_server
+from fairflare.build.at_server import after_at_server, benefit_at_server, server_part
 from fairflare.build.clinical import view_of
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.local import SITES, LocalSites
 from fairflare.build.parts import Parts, build_parts
-from fairflare.build.secure_sums import server_part
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round, StateDict
 from fairflare.core.versions import all_versions
@@ -57,7 +55,7 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config, at_site=True)
-    after = at_server(config, parts, view_of(config, parts))
+    after = after_at_server(config, parts, view_of(config, parts))
     assert after is not None  # the configuration names one
     with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
         own = parts.rule.in_use(ended.model, ended.models, transport.sites())
@@ -78,7 +76,7 @@ def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, An
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config)
-    question = benefit.at_server(config, parts)
+    question = benefit_at_server(config, parts)
     assert question is not None  # the configuration asks
     if model_hash(parts.model) != ended.first:
         raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")

@@ -16,8 +16,8 @@ from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE
 
 if TYPE_CHECKING:
-    from fairflare.build.config import RunConfig
-    from fairflare.build.parts import Parts
+    from fairflare.build.run_config import RunConfig
+    from fairflare.build.site_parts import Parts
 
 BINARY = 2
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fairflare.core.errors import UserError
 from fairflare.rules.base import Rule
-from fairflare.rules.bounded import Bounds, Combining
+from fairflare.rules.bounds import Bounds, Combining
 from fairflare.trainers.base import Trainer
 
 AVERAGING = "fedavg"

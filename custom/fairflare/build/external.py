@@ -12,7 +12,7 @@ from fairflare.build.tasks import known
 from fairflare.clinic.base import Task
 from fairflare.clinic.grouping import LABEL, NONE
 from fairflare.clinic.kinds.own import OwnData
-from fairflare.federation.best import NO_CHOICE
+from fairflare.federation.choices import NO_CHOICE
 
 METHOD = "fedavg"
 """Which method trained the model does not matter any more: nothing is trained, and the model is one for all."""

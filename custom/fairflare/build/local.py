@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fairflare.build.assembly import build_federation, build_site
+from fairflare.build.assembly import build_federation
+from fairflare.build.at_site import build_site
 from fairflare.build.config import RunConfig, site_of_client
 from fairflare.build.parts import Parts, build_parts
 from fairflare.build.secure_sums import new_credentials

@@ -19,11 +19,10 @@ from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import flat, nested
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
-from fairflare.federation.best import BY, NO_CHOICE
-from fairflare.federation.norms import RATIO
+from fairflare.federation.choices import BY, NO_CHOICE, RATIO
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
-from fairflare.rules.bounded import At, Bounds
+from fairflare.rules.bounds import At, Bounds
 
 FORMAT = 2
 RUN_KEYS = (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairflare.build.parts import Parts
+from fairflare.build.site_parts import Parts
 from fairflare.clinic.base import Task, TestSet
 from fairflare.core.execution import default_device
 from fairflare.core.metric import finite

@@ -1,44 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sides of a configuration's aggregation: in the clear, or secure sums."""
+"""A site's side of a configuration's aggregation, in the clear or secure sums; the server's is in ``at_server``."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fairflare.build.config import RunConfig
+from fairflare.build.run_config import RunConfig
 from fairflare.core.errors import UserError
-from fairflare.federation.aggregation.base import Aggregation, SitePart
-from fairflare.federation.aggregation.plain import Plain, PlainAtSite
-from fairflare.federation.aggregation.secure import Secure
-from fairflare.federation.aggregation.server_sums import ServerSums
+from fairflare.federation.aggregation.base import SitePart
+from fairflare.federation.aggregation.plain import PlainAtSite
 from fairflare.federation.aggregation.site_sums import SiteSums
 from fairflare.federation.memory import SiteMemory
 from fairflare.privacy.secure_sum.ckks import new_contexts
 from fairflare.privacy.secure_sum.graph import graph_of
-from fairflare.privacy.secure_sum.keys import PairwiseKeys, verified
-from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.ring import Ring
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, number_scheme, sealed_sizes
+from fairflare.privacy.secure_sum.schemes import NONE, Credentials, number_scheme
 from fairflare.rules.base import Rule, SummedRule
 
 if TYPE_CHECKING:
-    from fairflare.build.parts import Parts
-
-
-def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
-    """The server's part of the run's aggregation."""
-    if config.secure_sum == NONE:
-        return Plain()
-    context = config.sha256()
-    sums = ServerSums(
-        combine=combiner(config.secure_sum, own),
-        vouched=lambda site, said: verified(context, site, said, own.identity),
-        sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
-        least=max(config.min_sites, LEAST),
-        ring=Ring(config.mask_bits, parts.trainable),
-    )
-    return Secure(sums)
+    from fairflare.build.site_parts import Parts
 
 
 def summed(rule: Rule) -> SummedRule:

@@ -15,7 +15,6 @@ import torch
 
 from fairflare.clinic.readers.datalist import Frame
 from fairflare.clinic.readers.files import FileSplit
-from fairflare.clinic.readers.geometry import geometry_of
 from fairflare.clinic.tensors import TensorData, as_float
 
 FORMAT = 1
@@ -46,7 +45,8 @@ def _files(train: FileSplit, rows: torch.Tensor) -> dict[str, Any]:
     """Smallest and largest edge, spacing and the numbers of channels of evenly spaced files."""
     places = torch.linspace(0, len(rows) - 1, min(len(rows), MOST_FILES)).round().long()
     images = [getattr(train.items[row], "image", None) for row in rows[places].tolist()]
-    found = [one for path in images if isinstance(path, (Path, Frame)) and (one := geometry_of(path)) is not None]
+    look = getattr(train.reader, "geometry", lambda path: None)  # what reads images comes with the task
+    found = [one for path in images if isinstance(path, (Path, Frame)) and (one := look(path)) is not None]
     if not found:
         return {}
     sizes: dict[str, Any] = {

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from fairflare.clinic.base import Task, TestSet
 from fairflare.clinic.readers.datalist import Item, attribute_columns
 from fairflare.clinic.readers.files import FileSplit, Room
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.site_config import SiteConfig
 from fairflare.clinic.tensors import TensorData, as_float, normalised
+
+if TYPE_CHECKING:  # external data may be tables
+    from fairflare.clinic.readers.pictures import Reader
 
 MEAN, STD = 0.5, 0.25
 """Of images on [0, 1] where nothing better is known."""

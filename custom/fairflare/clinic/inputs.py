@@ -6,15 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.clinic.readers.table_features import Arrays, Columns, Feature, parsed, stacked
 from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:  # a run on tables reads no images
+    from fairflare.clinic.readers.pictures import Reader
 
 Features = tuple[np.ndarray, np.ndarray]
 """Numbers float64 (N, n), nan where missing, which a site scales; plain float32 (N, m), taken as they are."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 
-def imports(path: Path) -> Iterator[str]:
+def imports(path: Path) -> tuple[str, ...]:
     """Absolute dotted names that the file imports at run time, function bodies included.
 
     ``from a import b`` gives "a.b". Imports under ``if TYPE_CHECKING`` and relative ones are left out.
@@ -16,7 +17,15 @@ def imports(path: Path) -> Iterator[str]:
     Raises:
         SyntaxError: the file is no Python.
     """
-    tree = ast.parse(path.read_bytes())
+    return _imports(path.read_bytes())
+
+
+@cache  # an export asks twice for every file of the package, and parsing them takes seconds
+def _imports(source: bytes) -> tuple[str, ...]:
+    return tuple(_imported(ast.parse(source)))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
     unused = {
         id(node)
         for block in ast.walk(tree)

@@ -67,6 +67,11 @@ def are_there() -> bool:
     return bool(files() or _entry_points())
 
 
+def installed_modules() -> tuple[str, ...]:
+    """The modules that installed plugins name."""
+    return tuple(point.module for point in _entry_points())
+
+
 def forget() -> None:
     """Import every plugin again when it is next asked for (tests)."""
     _done.clear()

@@ -45,6 +45,8 @@ _methods: dict[str, Method] = {}
 _parts: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
 _whole: set[str] = set()
 """Methods that have been checked together with their parts, once every plugin is there."""
+_homes: dict[str, str] = {}
+"""Method -> the module that declares it."""
 _open: dict[str, bool] = {}
 """Methods declared without a rule's id, whose rule is the class below the declaration."""
 
@@ -114,6 +116,7 @@ def method(
     if not isinstance(paper, Paper) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"method {validation.shown(id)}: expected a Paper, and texts as title, summary and parts")
     _check_id("method", id)
+    _homes[id] = sys._getframe(1).f_globals.get("__name__", "")
     kinds = (trainer, tuple(probes), selector, server_optimizer)
     entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
     if rule:
@@ -161,6 +164,11 @@ def methods() -> dict[str, Method]:
     """Every method by id, sorted."""
     _discover()
     return dict(sorted(_methods.items()))
+
+
+def home(id: str) -> str:
+    """The module that declares the method ``id``."""
+    return _homes[get_method(id).id]
 
 
 def parts(kind: str) -> dict[str, type]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import fairflare
 from fairflare import __version__
+from fairflare.core.manifest import CUSTOM, NAME, entry_of, is_code, read_manifest
 
 PACKAGES = ("torch", "nvflare", "monai", "numpy")
 PACKAGE = "package_sha256"
-LEFT_OUT = "left_out.json"
-"""In a job's copy of the package: the files that it lacks, with their SHA-256."""
 NAMES = ("fairflare", *PACKAGES, PACKAGE)
 TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 """What a version may look like on its way from a site."""
@@ -39,39 +37,35 @@ def package_sha256() -> str:
 
     A job's copy of the package (``flare/staging.py``) has the hash of the package that it was made from.
     """
-    return _sha256(Path(fairflare.__file__).parent)
+    return sha256_of(Path(fairflare.__file__).parent)
 
 
-def leave_out(package: Path, paths: Iterable[Path]) -> None:
-    """Delete files of a copy of this package that a job does not need; their hashes stay, in ``LEFT_OUT``.
+def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
+    """Hash of the names and hashes of all files of a package, also of those that a job's copy lacks.
 
     Args:
-        package: the copy's folder.
-        paths: files in it.
+        package: its folder.
+        left_out: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
     """
-    left_out = {path.relative_to(package).as_posix(): _file_sha256(path) for path in paths}
-    for name in left_out:
-        (package / name).unlink()
-    for folder in sorted((path for path in package.rglob("*") if path.is_dir()), reverse=True):
-        if not any(folder.iterdir()):
-            folder.rmdir()
-    if left_out:
-        (package / LEFT_OUT).write_text(json.dumps(left_out, indent=1), encoding="utf-8")
-
-
-def _sha256(package: Path) -> str:
-    """Hash of every file's name and hash, also of those that this copy of the package lacks."""
-    names = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    files = {path.relative_to(package).as_posix(): path for path in names if "__pycache__" not in path.parts}
-    listed = files.pop(LEFT_OUT, None)
-    hashes = json.loads(listed.read_text(encoding="utf-8")) if listed else {}
-    hashes |= {name: _file_sha256(path) for name, path in files.items()}
+    hashes = dict(_left_out(package) if left_out is None else left_out)
+    hashes |= {name: entry_of(path)["sha256"] for name, path in package_files(package).items()}
     content = "".join(f"{name}\0{hashes[name]}\n" for name in sorted(hashes))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def package_files(package: Path) -> dict[str, Path]:
+    """Name -> path of every file below the package's folder that belongs to it."""
+    found = [path for path in package.rglob("*") if path.is_file() and is_code(path)]
+    return {path.relative_to(package).as_posix(): path for path in found}
+
+
+def _left_out(package: Path) -> Mapping[str, str]:
+    """Files that a job's copy lacks, with their SHA-256; nothing of a package that is installed."""
+    app = package.parents[1]
+    if package.parent.name != CUSTOM or not (app / NAME).is_file():
+        return {}
+    found: dict[str, str] = read_manifest(app)["left_out"]
+    return found
 
 
 def all_versions() -> dict[str, str]:

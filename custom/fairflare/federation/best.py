@@ -17,14 +17,12 @@ from typing import Any
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import PERSONAL, StateDict
 from fairflare.federation.audit import model_hash
+from fairflare.federation.choices import NO_CHOICE
 from fairflare.federation.files import AUDIT, BEST, BEST_MODELS, SUFFIX, is_there, read_model
 from fairflare.federation.model_files import ModelFiles, number_of
 from fairflare.federation.state import save_tensors
 
 Entry = Mapping[str, Any]
-NO_CHOICE = "none"
-BY = (NO_CHOICE, "mean", "worst", "trade-off")
-"""What a choice goes by."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Choice:
     """How a run chooses among the models of its rounds.
 
     Attributes:
-        by: one of ``BY``; "none" chooses nothing.
+        by: one of ``choices.BY``; "none" chooses nothing.
         weight: of the trade-off, w in mean - w (mean - worst); 0 is the mean, 1 the worst site.
         metric: the task's headline metric.
         higher: whether its higher values are better.

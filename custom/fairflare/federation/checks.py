@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fairflare.core.metric import named
 from fairflare.core.schema import LONGEST_WORK, Answer, Spec, answer_fields
-from fairflare.core.types import MOST_EXAMPLES
+from fairflare.core.types import MOST_EXAMPLES, Number
 
 T = TypeVar("T")
 LONGEST = 64
@@ -161,3 +161,31 @@ def one_line(text: str) -> str:
 def short(text: str) -> str:
     """At most 64 characters of ``text``."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
+    """As ``checked_numbers``; those that are ``wanted`` must be there."""
+    scalars = scalars if isinstance(scalars, Mapping) else {}
+    known = {s.name: s for s in specs}
+    for name in wanted:
+        if name not in scalars:
+            raise Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
+    extra = sorted(map(str, set(scalars) - set(known)))
+    if extra:
+        raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
+    return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
+
+
+def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
+    """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
+    return checked_scalars(found, specs, ())
+
+
+def _in_range(spec: Number, value: Any) -> float:
+    if not is_number(value):
+        raise Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
+    if not spec.low <= value <= spec.high:
+        raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
+    return float(value)

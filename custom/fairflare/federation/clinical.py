@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.types import MOST_EXAMPLES, Number
-from fairflare.federation.checks import Refused
-from fairflare.federation.field_checks import checked_numbers
+from fairflare.federation.checks import Refused, checked_numbers
 from fairflare.functional.calibration import CELLS, Bins
 
 FAR = 1e3

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,8 @@ from fairflare.federation.checks import (
     Refused,
     checked_count,
     checked_metrics,
+    checked_scalars,
     checked_seconds,
-    is_number,
     materialized,
     short,
 )
@@ -41,33 +40,6 @@ class Against:
     wanted: Sequence[str]
     metrics: Ranges | None = None
     tensors: Mapping[str, Slot] = field(default_factory=dict)
-
-
-def _checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
-    scalars = scalars if isinstance(scalars, Mapping) else {}
-    known = {s.name: s for s in specs}
-    for name in wanted:
-        if name not in scalars:
-            raise Refused("scalar_missing", f"scalar {name!r}: expected a number, got none")
-    extra = sorted(map(str, set(scalars) - set(known)))
-    if extra:
-        raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
-    return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
-
-
-def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
-    """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
-    return _checked_scalars(found, specs, ())
-
-
-def _in_range(spec: Number, value: Any) -> float:
-    if not is_number(value):
-        raise Refused("scalar_type", f"scalar {spec.name!r}: expected a number, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise Refused("scalar_nonfinite", f"scalar {spec.name!r}: expected a finite number, got {value}")
-    if not spec.low <= value <= spec.high:
-        raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
-    return float(value)
 
 
 def _checked_update(update: Any, form: Form) -> Measured:
@@ -150,7 +122,7 @@ CHECKS: Mapping[str, Check | None] = {
     "difference": lambda name, value, spec, at: _check_difference(value),
     "update": lambda name, value, spec, at: _checked_update(value, at.form),
     "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
-    "numbers": lambda name, value, spec, at: _checked_scalars(value, at.numbers, at.wanted),
+    "numbers": lambda name, value, spec, at: checked_scalars(value, at.numbers, at.wanted),
     "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),
     "metrics": lambda name, value, spec, at: checked_metrics(value, at.metrics),
     "seconds": lambda name, value, spec, at: checked_seconds(value),

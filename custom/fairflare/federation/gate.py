@@ -26,6 +26,7 @@ from fairflare.federation.checks import (
     is_number,
     left_out,
 )
+from fairflare.federation.choices import RATIO
 from fairflare.federation.clinical import CLINICAL, NOTHING, View
 from fairflare.federation.count_checks import check_counts
 from fairflare.federation.field_checks import CHECKS, Against
@@ -75,7 +76,7 @@ class Gate:
     scalars: tuple[Number, ...] = ()
     wanted: tuple[str, ...] = ()
     anchored: tuple[Number, ...] = ()
-    max_norm_ratio: float = norms.RATIO
+    max_norm_ratio: float = RATIO
     metrics: Ranges | None = None
     lenient: frozenset[str] = frozenset()
     tensors: Mapping[str, Slot] = field(default_factory=dict)

@@ -33,8 +33,6 @@ ROW = 1 << 12
 """Entries whose squares are summed in float32."""
 SMALLEST_ROW = 1e-12
 """A row's norm from which on squares that float32 rounds to nothing do not matter."""
-RATIO = 100.0
-"""Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/security.md."""
 REMEMBERED = 5
 ENOUGH = 2
 """Accepted rounds of a site before its own past binds it."""
@@ -44,11 +42,6 @@ LEAST = {PARAMETERS: 0.01, MEANS: 1.0, VARIANCES: 1.0, BUFFERS: 0.01}
 """Share of the model's scale up to which the round's median and the site's own past bind nobody."""
 FREEDOM = {PARAMETERS: 1.0, MEANS: 1e4, VARIANCES: 1e4, BUFFERS: 1e4}
 """Statistics start at 0 and 1 whatever the units of the data: the absolute bound leaves them this much more room."""
-
-
-def without_negative_variances(model: StateDict) -> StateDict:
-    """``model`` with running variances of at least 0: differences that leave a rounding error below it are accepted."""
-    return {k: v.clamp(min=0) if k.endswith("running_var") and bool((v < 0).any()) else v for k, v in model.items()}
 
 
 def kind_of(key: str, trainable: frozenset[str]) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round, StateDict
-from fairflare.federation.norms import without_negative_variances
+from fairflare.functional.variances import without_negative_variances
 from fairflare.privacy.egress import all_finite
 from fairflare.rules.base import Outcome
 

@@ -17,8 +17,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.build.assembly import leaves
-from fairflare.build.parts import build_parts
+from fairflare.build.at_site import leaves
+from fairflare.build.site_parts import site_parts
 from fairflare.clinic.site_config import SiteConfig, find_site_config, stricter
 from fairflare.flare import wire
 from fairflare.flare.places import job_config, vouch_for_code
@@ -83,7 +83,7 @@ class EgressFilter(DXOFilter):
         if self._egress is None:
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
-            parts = build_parts(config, at_site=True)
+            parts = site_parts(config)
             own = _own(fl_ctx)
             least = stricter(own.min_count, config.min_count) if own else config.min_count
             self._egress = leaves(config, parts, least, own)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nvflare.apis.event_type import EventType
@@ -20,8 +21,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.build.assembly import build_site
-from fairflare.build.parts import build_parts
+from fairflare.build.at_site import build_site
+from fairflare.build.site_parts import site_parts
 from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
@@ -34,7 +35,6 @@ from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
-from fairflare.flare.script import ScriptRunner
 from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
@@ -45,6 +45,9 @@ from fairflare.flare.wire import (
     validation_from_shareable,
 )
 from fairflare.privacy.secure_sum.schemes import NONE
+
+if TYPE_CHECKING:
+    from fairflare.flare.script import ScriptRunner
 
 TASKS = [
     "preflight",
@@ -60,6 +63,9 @@ TASKS = [
     VALIDATE,
 ]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
+
+SCRIPT = "fairflare.flare.script"
+"""What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
 
 
 class Aborted(Exception):
@@ -162,7 +168,7 @@ class FairExecutor(Executor):
             memory = memory_file(config.federation, config.sha256(), fl_ctx)
             self._claim.close()  # of an attempt before that failed
             self._claim.enter_context(claimed(memory))
-            parts = build_parts(config, at_site=True)
+            parts = site_parts(config)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)
@@ -176,7 +182,8 @@ class FairExecutor(Executor):
                 credentials=None if config.secure_sum == NONE else site_credentials(fl_ctx),
             )
             if isinstance(parts.task, Script):
-                self._script = ScriptRunner(config, parts, self._site, local)
+                runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
+                self._script = runner(config, parts, self._site, local)
                 self._site.script = self._script.answer
         return self._site
 

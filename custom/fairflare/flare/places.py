@@ -16,8 +16,9 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
-from fairflare.build.config import RunConfig
+from fairflare.build.run_config import RunConfig
 from fairflare.core.errors import DataError, RunFailed, UserError
+from fairflare.core.manifest import check_code
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.core.user_code import vouch
 from fairflare.core.validation import FEDERATION
@@ -163,12 +164,18 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
 
 
 def vouch_for_code(fl_ctx: FLContext) -> None:
-    """Let a configuration name what lies in the job's ``app/custom`` or in the site's own ``local/custom``."""
+    """Let a configuration name what lies in the job's ``custom/`` or in the site's own ``local/custom``.
+
+    Raises:
+        DataError: "code"; the job's is not what its ``MANIFEST.json`` lists.
+    """
     engine = fl_ctx.get_engine()
     if engine is None:  # outside a job nothing is vouched for
         return
     workspace = engine.get_workspace()
-    vouch([Path(workspace.get_app_custom_dir(fl_ctx.get_job_id())), Path(workspace.get_site_custom_dir())])
+    custom = Path(workspace.get_app_custom_dir(fl_ctx.get_job_id()))
+    check_code(custom.parent)
+    vouch([custom, Path(workspace.get_site_custom_dir())])
 
 
 def hand_over(folder: Path, run_dir: Path) -> None:

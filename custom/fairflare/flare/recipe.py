@@ -16,9 +16,10 @@ from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
 from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
 from nvflare.app_common.workflows.cross_site_model_eval import CrossSiteModelEval
 from nvflare.fuel.utils.constants import FrameworkType
-from nvflare.job_config.api import FedJob
+from nvflare.job_config.api import ClientApp, FedJob, ServerApp
 from nvflare.job_config.defs import FilterType
-from nvflare.job_config.fed_app_config import ClientAppConfig
+from nvflare.job_config.fed_app_config import ClientAppConfig, FedAppConfig
+from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
 from fairflare.build.assembly import site_names
@@ -34,7 +35,7 @@ from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
 from fairflare.flare.persistor import FairPersistor
-from fairflare.flare.staging import CACHES, PACKAGE, stage_package
+from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
 PERSISTOR = "persistor"
 SITES_POLL = 0.25
@@ -86,9 +87,7 @@ class FairRecipe(Recipe):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
         poll = SITES_POLL if poll is None and simulation else poll
-        super().__init__(_make_job(config, name or job_name(config), simulation, poll))
-        if preinstalled:
-            self._job.set_app_packages([PACKAGE])  # FLARE copies no file of these
+        super().__init__(_make_job(config, name or job_name(config), simulation, preinstalled, poll))
         self._staging: tempfile.TemporaryDirectory | None = None
 
     @property
@@ -150,7 +149,7 @@ class FairRecipe(Recipe):
         raise UserError("per-site config: all sites of a FairRecipe run the same app; a site's own is in its site file")
 
     def finalize(self) -> None:
-        """Put the package, as far as the task needs it, and the user's own files into the job, unless sites have them.
+        """Put the user's own files and given weights into the job; this package comes when its folder is written.
 
         Raises:
             UserError: a filter is registered for a task that there is not; FLARE would never run it.
@@ -168,19 +167,56 @@ class FairRecipe(Recipe):
         if self._staging is not None:
             return
         self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
+        folder = Path(self._staging.name)
         if self.config.init_from:  # weights are no code: they go with the server's configuration
-            keep(self.config.init_from, Path(self._staging.name))
-            self._job.add_file_to_server(str(Path(self._staging.name, INITIAL)), app_folder_type="config")
-        if not self.preinstalled:
-            package = stage_package(Path(self._staging.name), self.config.task)
-            self._job.add_file_to_server(str(package), dest_dir=PACKAGE)
-            self._job.add_file_to_clients(str(package), dest_dir=PACKAGE)
-            for path in user_code.code_files():
-                folder = path.name if path.is_dir() else None
-                if folder:
-                    path = shutil.copytree(path, package.parent / folder, ignore=CACHES)
-                self._job.add_file_to_server(str(path), dest_dir=folder)
-                self._job.add_file_to_clients(str(path), dest_dir=folder)
+            keep(self.config.init_from, folder)
+            self._job.add_file_to_server(str(folder / INITIAL), app_folder_type="config")
+        for path in [] if self.preinstalled else user_code.code_files():
+            name = path.name if path.is_dir() else None
+            if name:
+                path = shutil.copytree(path, folder / name, ignore=CACHES)
+            self._job.add_file_to_server(str(path), dest_dir=name)
+            self._job.add_file_to_clients(str(path), dest_dir=name)
+
+
+class SplitJob(FedJob):
+    """A job that has an app for its server and another for its sites, each with what it needs of this package.
+
+    FLARE's own has one app for all, or one per site; it takes names of sites only where every site is named.
+    """
+
+    def __init__(self, name: str, config: RunConfig, *, code: bool) -> None:
+        """
+        Args:
+            name: the job's.
+            config: the run, which names the sites.
+            code: whether the apps bring this package.
+        """
+        super().__init__(name=name, min_clients=config.min_sites)
+        self.job = StagedApps(config, code, job_name=name, min_clients=config.min_sites)
+        self.job.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged
+        self._sites = site_names(config)
+
+    def _set_all_app(self, client_app: ClientApp, server_app: ServerApp) -> None:
+        self.job.add_fed_app(APPS["server"], FedAppConfig(server_app=server_app.get_app_config()))
+        self.job.set_site_app(SERVER_SITE_NAME, APPS["server"])
+        self.job.add_fed_app(APPS["site"], FedAppConfig(client_app=client_app.get_app_config()))
+        for site in self._sites:
+            self.job.set_site_app(site, APPS["site"])
+
+
+class StagedApps(FedJobConfig):
+    """Writes the job's folder, and into it what ``staging`` says."""
+
+    def __init__(self, config: RunConfig, code: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._config, self._code = config, code
+
+    def generate_job_config(self, job_root: str) -> None:
+        """As FLARE's; the manifests come last."""
+        super().generate_job_config(job_root)
+        for side, app in APPS.items():
+            stage(Path(job_root, self.job_name, app), side, self._config, code=self._code)
 
 
 def job_name(config: RunConfig) -> str:
@@ -217,8 +253,8 @@ def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
     return [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]
 
 
-def _make_job(config: RunConfig, name: str, simulation: bool, poll: float | None) -> FedJob:
-    job = FedJob(name=name, min_clients=config.min_sites)
+def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool, poll: float | None) -> FedJob:
+    job = SplitJob(name, config, code=not preinstalled)
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)

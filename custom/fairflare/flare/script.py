@@ -16,8 +16,8 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.client.config import ExchangeFormat
 
-from fairflare.build.config import RunConfig
-from fairflare.build.parts import Parts
+from fairflare.build.run_config import RunConfig
+from fairflare.build.site_parts import Parts
 from fairflare.clinic.site_config import find_site_config
 from fairflare.clinic.tasks.script import Script, script_file
 from fairflare.core.schema import Answer, Instruction

@@ -26,6 +26,7 @@ from fairflare.clinic import monai_networks
 from fairflare.clinic.own_network import class_path
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
 from fairflare.flare.braces import shown as shown_braces
 from fairflare.flare.policy_file import Policy, read_policy
@@ -57,8 +58,9 @@ log = logging.getLogger(__name__)
 class SitePolicy(AppValidator):
     """Accepts FairFLARE jobs that keep to this site's rules; refuses all others, and all other jobs.
 
-    Checked are the whole configuration, the classes, networks and functions that it names, that everything leaves
-    through ``EgressFilter``, and what the site's own ``fairflare_policy.yaml`` says, see ``policy_file``.
+    Checked are that the code is what ``MANIFEST.json`` lists, the whole configuration, the classes, networks and
+    functions that it names, that everything leaves through ``EgressFilter``, and what the site's own
+    ``fairflare_policy.yaml`` says, see ``policy_file``.
     """
 
     def __init__(self, policy: str = "") -> None:
@@ -92,12 +94,23 @@ class SitePolicy(AppValidator):
         brings_code = (app / "custom").exists()
         if brings_code and not policy.allow_code:
             raise UserError("the job brings code (app/custom); this site takes jobs without code only")
-        content = _read_job(app)
-        executor, tasks_of = _executor(content)
-        _check_filters(content, executor, tasks_of)
-        _check_classes(content, executor, policy, brings_code)
-        homes = [local / "custom", *([app / "custom"] if brings_code else [])]
-        check_config(executor, policy, homes)
+        check_app(app, policy, [local / "custom", *([app / "custom"] if brings_code else [])])
+
+
+def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
+    """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
+
+    Args:
+        app: its folder.
+        policy: the site's rules.
+        homes: folders whose modules the run may name.
+    """
+    content = _read_job(app)
+    executor, tasks_of = _executor(content)
+    _check_filters(content, executor, tasks_of)
+    _check_classes(content, executor, policy, (app / "custom").exists())
+    check_config(executor, policy, homes)
+    check_code(app)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:

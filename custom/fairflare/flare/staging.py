@@ -1,73 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy of this package that a job carries: all rooms, and of ``datasets/`` only what the job's task needs."""
+"""What a job carries of this package: at the sites what their executor can reach, at the server its controller's.
+
+Which modules these are follows from the import statements, function bodies included, from where the app's configuration
+begins: the classes that it names, the parts and the task of the run, which are found by being there, and whatever the
+user's own files import. ``MANIFEST.json`` lists what is there.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fairflare
+from fairflare import __version__
 from fairflare.build import tasks
-from fairflare.core import registry, user_code, versions
+from fairflare.build.run_config import RunConfig
+from fairflare.clinic.tasks.script import Script
+from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
+from fairflare.core.plugins import ROOMS, installed_modules
+from fairflare.core.versions import package_files, sha256_of
+from fairflare.flare.executor import SCRIPT
 
 PACKAGE = "fairflare"
-DATASETS = "fairflare.datasets"
 DATA = Path("datasets", "data")
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
+APPS = {"server": "app_server", "site": "app_sites"}
+"""Who reads an app -> its folder in the job."""
+SIDES = {"server": "config_fed_server.json", "site": "config_fed_client.json"}
+"""Who reads an app -> the configuration that FLARE reads there."""
 
 
-def stage_package(folder: Path, task: str) -> Path:
-    """A copy of this package in ``folder`` without caches; FLARE would ship links as empty folders.
-
-    It has the plugins among its rules. A published or simulated task brings its module, what that imports and its data
-    file; a task on a hospital's own data brings nothing of ``datasets/``. The user's own files may ask for more by
-    importing it. ``core.versions`` gives the copy the hash of the whole package.
+def stage(app: Path, side: str, config: RunConfig, *, code: bool = True) -> None:
+    """Put into the folder of an app, as FLARE has written it, what it needs of this package, and its manifest.
 
     Args:
-        folder: an existing folder.
-        task: name of the job's task.
+        app: with its configuration, and with the user's own files in ``custom/``, if there are any.
+        side: one of ``SIDES``.
+        config: the run.
+        code: False for sites that have the package.
 
     Raises:
-        UserError: unknown task, or a plugin is named as a rule of the package.
+        UserError: a plugin is named as a rule of the package.
     """
-    source, target = Path(fairflare.__file__).parent, folder / PACKAGE
-    kept = needed_datasets(source, task)
-    shutil.copytree(source, target, ignore=CACHES)
-    left_out = [
-        path
-        for path in sorted((target / "datasets").rglob("*"))
-        if path.is_file() and path.relative_to(target) not in kept
-    ]
-    versions.leave_out(target, left_out)
+    components = list(_components(json.loads((app / "config" / SIDES[side]).read_text(encoding="utf-8"))))
+    custom = app / manifest.CUSTOM
+    left_out: dict[str, str] = {}
+    if code:
+        own = [path for name, path in manifest.code_of(app) if path.suffix == ".py"]
+        left_out = copy_package(custom / PACKAGE, needed([*components, *modules_of_run(config)], [*own, *own_files()]))
+    if not custom.is_dir():
+        return
+    content = {
+        "format": manifest.FORMAT,
+        "read_by": side,
+        "entry_point": components[0],
+        "components": sorted(set(components[1:])),
+        "package": {"version": __version__, "sha256": sha256_of(custom / PACKAGE, left_out) if code else ""},
+        "files": {name: manifest.entry_of(path) for name, path in manifest.code_of(app)},
+        "left_out": left_out,
+    }
+    (app / manifest.NAME).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def copy_package(target: Path, kept: Iterable[Path]) -> dict[str, str]:
+    """Copy files of the package, and the plugins among its rules, into the new folder ``target``.
+
+    Args:
+        target: the copy.
+        kept: files, relative to the package.
+
+    Returns:
+        name -> SHA-256 of the files that stay behind.
+
+    Raises:
+        UserError: a plugin has the name of a rule's file.
+    """
+    source = Path(fairflare.__file__).parent
+    files = package_files(source)
+    for name in sorted(path.as_posix() for path in kept):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(files.pop(name), target / name)
     for plugin in registry.plugin_files():
-        if (target / "rules" / plugin.name).exists():
+        if (source / "rules" / plugin.name).exists():
             raise UserError(f"plugin {plugin.name}: the package has a rule file of that name; rename the plugin")
         shutil.copy(plugin, target / "rules" / plugin.name)
-    return target
+    return {name: manifest.entry_of(path)["sha256"] for name, path in files.items()}
 
 
-def needed_datasets(package: Path, task: str) -> set[Path]:
-    """Files of ``datasets/``, relative to ``package``, that the task and the user's own files need."""
-    modules = {name: path for name, path in module_files(package).items() if f"{name}.".startswith(f"{DATASETS}.")}
-    names = [tasks.known(task).__module__]
-    names += [name for file in _own_files() for name in imports(file)]
-    found = {modules[name] for name in reached(names, modules)}
-    return {path.relative_to(package) for path in [*found, *_data_files(package, found)]}
+def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
+    """The files of the package, relative to it, that an app needs.
+
+    Args:
+        names: dotted names of classes and modules from which it begins.
+        own: files from outside the package that it brings, or that a site has installed as plugins.
+    """
+    package = Path(fairflare.__file__).parent
+    modules = module_files(package)
+    names = [*names, *(name for path in own for name in _imported(path))]
+    found: set[str] = set()
+    while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
+        found |= more
+    paths = [modules[name] for name in found]
+    return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
 
 
-def _data_files(package: Path, modules: Iterable[Path]) -> list[Path]:
-    """The data files that these modules name."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in modules)
-    named = [path for path in sorted((package / DATA).glob("*")) if path.name in text and path.name != ABOUT_DATA]
-    return [*named, package / DATA / ABOUT_DATA] if named else []
+def modules_of_run(config: RunConfig) -> list[str]:
+    """The modules of a run that no import statement names: its parts, its task, and where parts are looked for."""
+    entry = registry.get_method(config.method)
+    classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
+    homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
+    scripts = [SCRIPT] if config.task == Script.name else []
+    return [registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *scripts]
 
 
-def _own_files() -> list[Path]:
-    """The plugins and the files that ``FAIRFLARE_CODE`` names."""
+def own_files() -> list[Path]:
+    """The plugins, the files that ``FAIRFLARE_CODE`` names, and installed plugins."""
     code = [file for path in user_code.code_files() for file in (path.rglob("*.py") if path.is_dir() else [path])]
-    return [*registry.plugin_files(), *code]
+    return [*registry.plugin_files(), *code, *_installed()]
+
+
+def _installed() -> Iterator[Path]:
+    """The files of installed plugins, each with the package that it lies in."""
+    for name in installed_modules():
+        spec = find_spec(name.partition(".")[0])
+        if spec is not None and spec.submodule_search_locations:
+            for folder in spec.submodule_search_locations:
+                yield from sorted(Path(folder).rglob("*.py"))
+        elif spec is not None and spec.origin:
+            yield Path(spec.origin)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """What a file from outside the package imports of it; names that the package gives lazily with their modules."""
+    for name in imports(path):
+        yield name
+        top, _, rest = name.partition(".")
+        if top == PACKAGE and rest in fairflare._HOMES:
+            yield fairflare._HOMES[rest]
+
+
+def _declared_with(found: set[str], modules: Mapping[str, Path]) -> Iterator[str]:
+    """The modules of the parts of every method that is declared in ``found`` or outside the package.
+
+    A declaration that is there must be whole.
+    """
+    for id, entry in registry.methods().items():
+        home = registry.home(id)
+        if home in found or home not in modules:
+            yield from (cls.__module__ for cls in registry.owners(entry).values())
+
+
+def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:
+    """Files beside modules that are no modules: of data sets those that they name."""
+    for folder in {path.parent for path in paths}:
+        yield from (path for path in folder.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.parent.name != "data")
+    if any((package / "datasets") in path.parents for path in paths):
+        data = [path for path in sorted((package / DATA).glob("*")) if path.name in text and path.name != ABOUT_DATA]
+        yield from [*data, package / DATA / ABOUT_DATA] if data else []
+
+
+def _components(content: Any) -> Iterator[str]:
+    """The paths of the classes that an app's configuration names, the executor's or controller's first."""
+    first = content.get("executors") or content.get("workflows")
+    found: list[Any] = [first, {key: value for key, value in content.items() if value is not first}]
+    while found:
+        value = found.pop(0)
+        if isinstance(value, dict):
+            if isinstance(value.get("path"), str) and "args" in value:
+                yield value["path"]
+            found = [one for key, one in value.items() if key != "config"] + found
+        elif isinstance(value, list):
+            found = [*value, *found]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairflare.build import clinical
 from fairflare.build.about import about as about_task
-from fairflare.build.assembly import leaves
+from fairflare.build.at_site import leaves
 from fairflare.build.config import RunConfig
 from fairflare.build.external import evaluation_of
 from fairflare.build.method_parts import part

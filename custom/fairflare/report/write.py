@@ -11,7 +11,8 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.federation import audit
-from fairflare.federation.best import BY, NO_CHOICE, Choice, check_files, check_line, of_line
+from fairflare.federation.best import Choice, check_files, check_line, of_line
+from fairflare.federation.choices import BY, NO_CHOICE
 from fairflare.federation.files import (
     AUDIT,
     BEST,

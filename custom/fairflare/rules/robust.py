@@ -23,7 +23,7 @@ from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
 from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
 from fairflare.rules.base import Outcome, State, add_weighted, shares
-from fairflare.rules.bounded import Combining
+from fairflare.rules.bounds import Combining
 
 Combine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 REMOVED = Note(

@@ -340,14 +340,14 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
     assert "--recalibrate" in refused(capsys, table_run, "--export", job, "--sites", "far", "--recalibrate")
     assert "took part" in refused(capsys, table_run, tables, "--env", "sim", "--out", tmp_path / "sim")
     assert call(capsys, "evaluate", table_run, "--export", job, "--sites", "harbour,hill")[0] == 0
-    server = json.loads((job / "app/config/config_fed_server.json").read_text())
+    server = json.loads((job / "app_server/config/config_fed_server.json").read_text())
     config = server["workflows"][0]["args"]["config"]
     assert config["evaluation"] is True and config["options"]["site_names"] == "harbour,hill"
     assert config["options"]["datalists"] == "" and str(tables) not in json.dumps(server)
     from fairflare.federation.audit import model_hash
     from fairflare.federation.files import read_model
 
-    assert model_hash(read_model(job / "app/config/initial.safetensors")) == config["init_from"]
+    assert model_hash(read_model(job / "app_server/config/initial.safetensors")) == config["init_from"]
     assert config["init_from"] == model_hash(read_model(table_run / "model.safetensors"))
 
 

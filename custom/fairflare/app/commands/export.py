@@ -32,7 +32,8 @@ def export(
     preinstalled: bool,
     force: bool,
 ) -> None:
-    """Write a deployable FLARE job folder: meta.json, app/config and app/custom with this package.
+    """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
+    they run, see `fairflare inspect`.
 
     METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
     """

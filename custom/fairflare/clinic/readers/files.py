@@ -71,7 +71,7 @@ class FileSplit:
         num_workers: int = 0,
         room: Room | None = None,
     ) -> None:
-        self.items, self._read, self.labels, self.attributes = items, read, labels, attributes
+        self.items, self.reader, self.labels, self.attributes = items, read, labels, attributes
         self.num_workers = num_workers
         self._share, self._room = round(cache_rate * len(items)), HERE if room is None else room
         self._kept: dict[int, int] = {}
@@ -89,7 +89,7 @@ class FileSplit:
         """Example number ``row``; raises DataError where it cannot be read."""
         if self._blocks is not None and (place := self._kept.get(row)) is not None:
             return self._blocks[0][place], self._blocks[1][place]
-        found = self._read(self.items[row])
+        found = self.reader(self.items[row])
         if row < self._share:
             with _KEEPING:
                 self._keep(row, found)

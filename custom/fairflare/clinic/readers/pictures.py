@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fairflare.clinic.readers import dicom, nifti
 from fairflare.clinic.readers.datalist import Frame, Item, Source, file_of
-from fairflare.clinic.readers.geometry import form_of, frames, geometry_of
+from fairflare.clinic.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.clinic.readers.stored import HIGH, LOW, Stored, finite, unreadable
 from fairflare.core.errors import DataError
 
@@ -73,6 +73,10 @@ class Reader:
     def mask(self, source: Source) -> Tensor:
         """uint8 (structures, size, size) of 0 and 1."""
         return self._mask(_slice(source, mask=True).pixels[0], _named(source))
+
+    def geometry(self, source: Path | Frame) -> Geometry | None:
+        """What a file's header says; None where it cannot be read."""
+        return geometry_of(source)
 
     def _image(self, found: Stored) -> Tensor:
         image = torch.from_numpy(found.scaled(self.window)).float()

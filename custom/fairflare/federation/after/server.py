@@ -13,9 +13,8 @@ from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import MOST_EXAMPLES, Round, StateDict
 from fairflare.federation.after.base import AfterStep, Shape
 from fairflare.federation.aggregation.base import Aggregation
-from fairflare.federation.checks import Refused, Rejection, check_tag, first_good, left_out, silent
+from fairflare.federation.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
 from fairflare.federation.clinical import CLINICAL, NOTHING, View
-from fairflare.federation.field_checks import checked_numbers
 from fairflare.federation.messages import Transport
 
 TIMES = 10

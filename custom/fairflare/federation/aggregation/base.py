@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round, StateDict
 from fairflare.federation.checks import Rejection
-from fairflare.federation.gate import Gate, Verdict
 from fairflare.federation.messages import Transport
-from fairflare.federation.state import Checkpoint
 from fairflare.rules.base import Outcome, Rule
+
+if TYPE_CHECKING:  # a site has no gate
+    from fairflare.federation.gate import Gate, Verdict
+    from fairflare.federation.state import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from fairflare.core.types import Reply, Round, StateDict
 from fairflare.federation.files import is_there, read_tensors, refuse_earlier
 from fairflare.federation.memory import SiteMemory, alone_file, alone_work_file
 from fairflare.federation.messages import Answer, Instruction
-from fairflare.federation.norms import without_negative_variances
 from fairflare.federation.state import save_tensors
+from fairflare.functional.variances import without_negative_variances
 from fairflare.privacy.egress import all_finite
 from fairflare.rules.base import add_weighted
 from fairflare.trainers.base import Trainer

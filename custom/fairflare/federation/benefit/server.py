@@ -10,9 +10,8 @@ from typing import Any
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.federation.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
-from fairflare.federation.checks import Refused, Rejection, check_tag, first_good, left_out, silent
+from fairflare.federation.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
 from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.field_checks import checked_numbers
 from fairflare.federation.messages import Transport
 from fairflare.federation.participation import LATE
 

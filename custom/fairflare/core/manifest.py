@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``MANIFEST.json`` of a job's app: every file of code that it brings, with hash and lines, and where running begins.
+
+The app's folder holds it beside ``custom/`` and ``config/``. ``flare/staging.py`` writes it last, so that a job without
+one is not whole; sites check it before anything of the job is built, and ``fairflare inspect`` shows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import DataError
+from fairflare.core.validation import shown
+
+NAME = "MANIFEST.json"
+CUSTOM = "custom"
+"""FLARE's folder for the code of an app."""
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+"""Files that FLARE puts into every folder of a job when it is submitted."""
+FORMAT = 1
+LARGEST = 1 << 22
+"""Bytes of a manifest."""
+KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "files", "left_out"})
+
+
+def code_of(app: Path) -> Iterator[tuple[str, Path]]:
+    """The files of code in an app's folder by path below ``custom/``, sorted.
+
+    Raises:
+        DataError: a link lies there.
+    """
+    custom = app / CUSTOM
+    for path in sorted(custom.rglob("*")):
+        name = path.relative_to(custom).as_posix()
+        if path.is_symlink():
+            raise DataError("code", f"{NAME}: expected files, got a link: {shown(name)}")
+        if path.is_file() and is_code(path):
+            yield name, path
+
+
+def is_code(path: Path) -> bool:
+    """Whether a file came with the code: neither compiled by Python nor a signature of FLARE's."""
+    return "__pycache__" not in path.parts and path.suffix != ".pyc" and path.name not in SIGNATURES
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """SHA-256 of a file, and its number of lines; None of a file that is no text."""
+    content = path.read_bytes()
+    return {"sha256": hashlib.sha256(content).hexdigest(), "lines": _lines(content)}
+
+
+def _lines(content: bytes) -> int | None:
+    try:
+        return len(content.decode("utf-8").splitlines())
+    except UnicodeDecodeError:
+        return None
+
+
+def read_manifest(app: Path) -> dict[str, Any]:
+    """The manifest of an app's folder, of the form that an export gives it.
+
+    Raises:
+        DataError: "code"; it is not there, too large or has another form.
+    """
+    path = app / NAME
+    if path.is_symlink() or not path.is_file():
+        raise DataError("code", f"{NAME}: expected one beside {CUSTOM}/, got none; export the job with this version")
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    try:
+        found = json.loads(content) if len(content) <= LARGEST else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or set(found) != KEYS or found["format"] != FORMAT or not _is_well_formed(found):
+        raise DataError("code", f"{NAME}: expected what an export writes there, in format {FORMAT}")
+    return found
+
+
+def _is_well_formed(found: Mapping[str, Any]) -> bool:
+    texts = [found["read_by"], found["entry_point"]]
+    files, left_out, package = found["files"], found["left_out"], found["package"]
+    if not isinstance(files, dict) or not isinstance(left_out, dict) or not isinstance(package, dict):
+        return False
+    entries = all(
+        isinstance(one, dict)
+        and set(one) == {"sha256", "lines"}
+        and (one["lines"] is None or type(one["lines"]) is int)
+        and isinstance(one["sha256"], str)
+        for one in files.values()
+    )
+    names = isinstance(found["components"], list) and set(package) == {"version", "sha256"}
+    texts += [*left_out.values(), *found["components"], *package.values()] if names else []
+    return entries and names and all(isinstance(text, str) for text in texts)
+
+
+def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
+    """What of an app's code is not as its manifest says, in one line; empty: all of it is.
+
+    Raises:
+        DataError: a link lies there.
+    """
+    listed, here = manifest["files"], dict(code_of(app))
+    if missing := sorted(set(listed) - set(here)):
+        return f"{NAME} lists {shown(missing[0])}, which is not there"
+    for name, path in here.items():
+        if name not in listed:
+            return f"{shown(name)} is not listed in {NAME}"
+        if entry_of(path)["sha256"] != listed[name]["sha256"]:
+            return f"{shown(name)} is not the file that {NAME} lists"
+    return ""
+
+
+def check_code(app: Path) -> None:
+    """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists."""
+    if (app / CUSTOM).is_dir() and (wrong := mismatch(app, read_manifest(app))):
+        raise DataError("code", wrong)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``MANIFEST.json`` and ``fairflare inspect``: what a job runs, and that nobody has changed it."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from fairflare.app.cli import main
+from fairflare.build.config import make_config
+from fairflare.core import manifest, registry, user_code
+from fairflare.core.errors import DataError
+from fairflare.core.versions import package_sha256, sha256_of
+from fairflare.flare.recipe import FairRecipe
+from fairflare.flare.site_policy import SitePolicy
+
+OWN = {"site_names": "north,south", "labels": "died,lived"}
+APP = "app_sites"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A job on a hospital's own table, as it is exported."""
+    folder = tmp_path_factory.mktemp("exported")
+    FairRecipe(make_config("fedism-plus", "tabular", values=OWN), name="job", simulation=False).export(str(folder))
+    return folder / "job"
+
+
+@pytest.fixture
+def job(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "job")
+
+
+def inspect(capsys, *arguments):
+    """Exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as end:
+        main(["inspect", *map(str, arguments)])
+    return end.value.code, *capsys.readouterr()
+
+
+def test_it_says_what_runs_what_is_read_and_what_leaves(exported, capsys):
+    code, out, _ = inspect(capsys, exported)
+    assert code == 0 and len(out.splitlines()) <= 60 and max(map(len, out.splitlines())) <= 110
+    for text in (
+        "fedism-plus on tabular, sites north, south",
+        "fairflare.flare.executor.FairExecutor",
+        "all files are as MANIFEST.json lists them; the site's are those of fairflare",
+        "accepted (without a policy file)",
+        "local/fairflare_site.yaml",
+        "update: difference of the trained and the received model",
+        "privacy/egress.py: ",
+    ):
+        assert text in " ".join(out.split()), text
+
+
+def test_its_json_has_the_same_and_counts_what_lies_there(exported, capsys):
+    code, out, _ = inspect(capsys, exported, "--json")
+    found = json.loads(out)
+    files = [path for path in (exported / APP / "custom").rglob("*") if path.is_file()]
+    assert code == 0 and found["site"]["files"] == len(files)
+    assert found["site"]["lines"] == sum(len(path.read_text().splitlines()) for path in files)
+    assert sum(one["lines"] for one in found["site"]["packages"].values()) == found["site"]["lines"]
+    assert found["site"]["matches"] is found["server"]["matches"] is True and not found["site"]["other_than_installed"]
+    assert found["site"]["package"]["sha256"] == package_sha256() and found["policy"] == "accepted"
+    leaves = [one["name"] for one in found["leaves"]]
+    assert {"update", "n_examples", "metrics"} < set(leaves) and "benefit" not in leaves and "sums" not in leaves
+    assert any("sharpness" in name or "loss" in name for name in leaves), "the method's own numbers"
+
+
+def test_what_leaves_follows_the_run(tmp_path, capsys):
+    values = {"secure_sum": "masks", "after": "recalibrate", **OWN}
+    config = make_config("fedism-plus", "tabular", values={**values, "site_names": "a,b,c"})
+    FairRecipe(config, name="job", simulation=False).export(str(tmp_path))
+    found = json.loads(inspect(capsys, tmp_path / "job", "--json")[1])
+    leaves = {one["name"]: one["exchanges"] for one in found["leaves"]}
+    assert "adjusted" in leaves and "weigh" in leaves["update"] and "scalars" not in leaves and "sums" not in leaves
+    assert any("certificate" in text for text in found["reads"])
+
+
+CHANGES = {
+    "a changed file": (lambda custom: (custom / "fairflare/core/seeds.py").write_text("x = 1\n"), "is not the file"),
+    "a file more": (lambda custom: (custom / "sitecustomize.py").write_text("x = 1\n"), "is not listed in"),
+    "a file less": (lambda custom: (custom / "fairflare/core/seeds.py").unlink(), "which is not there"),
+    "a link": (lambda custom: (custom / "more.py").symlink_to("/etc/hostname"), "expected files, got a link"),
+    "no manifest": (lambda custom: (custom.parent / manifest.NAME).unlink(), "expected one beside custom/"),
+    "no json": (lambda custom: (custom.parent / manifest.NAME).write_text("{"), "expected what an export writes"),
+    "deep json": (lambda custom: (custom.parent / manifest.NAME).write_text("[" * 10**5), "expected what an export"),
+    "another form": (lambda custom: (custom.parent / manifest.NAME).write_text('{"files": []}'), "expected what an"),
+    "terminal's codes": (lambda custom: (custom / "\x1b[2J.py").write_text(""), "is not listed in"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_a_job_that_is_not_as_listed_is_refused_in_one_line(name, job, capsys):
+    """By the command, by the job's own processes, and by the site before anything of it is imported."""
+    change, words = CHANGES[name]
+    change(job / APP / "custom")
+    code, out, err = inspect(capsys, job)
+    assert code and words in " ".join((out + err).split()) and "\x1b" not in out + err
+    assert code == 1 or (not out and err.count("\n") == 1)
+    with pytest.raises(DataError, match=words.replace("(", r"\(")) as error:
+        manifest.check_code(job / APP)
+    assert error.value.code == "code" and "\n" not in str(error.value)
+    (job / "local").mkdir()
+    shutil.move(job / APP, job / "id" / APP)
+    reason, _ = SitePolicy().validate(str(job / "id" / APP))
+    assert words in reason and "\n" not in reason
+
+
+@pytest.mark.parametrize("lines", [None, True, "3", [1]])
+def test_a_manifest_is_read_as_strictly_as_it_is_written(lines, job):
+    path = job / APP / manifest.NAME
+    content = json.loads(path.read_text())
+    next(iter(content["files"].values()))["lines"] = lines
+    path.write_text(json.dumps(content))
+    if lines is None:
+        manifest.check_code(job / APP)
+    else:
+        with pytest.raises(DataError, match="expected what an export writes"):
+            manifest.check_code(job / APP)
+
+
+def test_what_python_compiles_and_what_flare_signs_is_no_change(job):
+    package = job / APP / "custom" / "fairflare"
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")
+    for folder in (package, package.parent, package / "core"):
+        (folder / ".__nvfl_sig.json").write_text("{}")
+    manifest.check_code(job / APP)
+    assert sha256_of(package) == package_sha256()
+
+
+def test_a_manifest_lists_both_sides_and_the_user_s_own_files(tmp_path, monkeypatch):
+    code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
+    code.write_text("a = 1\nb = 2\n")
+    plugin.write_text("")
+    monkeypatch.setenv(user_code.VARIABLE, str(code))
+    monkeypatch.setenv(registry.PLUGINS, str(plugin))
+    FairRecipe(make_config("fedavg", "tabular", values=OWN), name="job").export(str(tmp_path))
+    for app, side, entry in (
+        ("app_sites", "site", "fairflare.flare.executor.FairExecutor"),
+        ("app_server", "server", "fairflare.flare.controller.FairController"),
+    ):
+        found = manifest.read_manifest(tmp_path / "job" / app)
+        assert found["read_by"] == side and found["entry_point"] == entry
+        assert found["files"]["mine.py"]["lines"] == 2 and "fairflare/rules/my_probe.py" in found["files"]
+        assert not set(found["files"]) & {f"fairflare/{name}" for name in found["left_out"]}
+
+
+def test_a_job_without_code_has_none_to_list(tmp_path, capsys):
+    config = make_config("fedavg", "tabular", values=OWN)
+    FairRecipe(config, name="job", simulation=False, preinstalled=True).export(str(tmp_path))
+    assert not list((tmp_path / "job").rglob(manifest.NAME))
+    code, out, _ = inspect(capsys, tmp_path / "job")
+    assert code == 0 and "no code: the site runs the package that it has installed" in out
+
+
+def test_a_configuration_that_sites_refuse_is_shown_with_the_reason(job, capsys):
+    path = job / APP / "config" / "config_fed_client.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "task_result_filters": []}))
+    code, out, _ = inspect(capsys, job)
+    assert code == 0 and "refused: " in out
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file", "an empty folder", "no apps", "no executor", "binary"])
+def test_what_is_no_job_is_one_line(what, job, capsys):
+    path = job / APP / "config" / "config_fed_client.json"
+    if what == "nothing":
+        job = job / "absent"
+    elif what == "a file":
+        job = job / "meta.json"
+    elif what == "an empty folder":
+        job = job / "empty"
+        job.mkdir()
+    elif what == "no apps":
+        shutil.rmtree(job / APP)
+    else:
+        path.write_bytes(b"\xff\xfe\x00" if what == "binary" else b'{"executors": [{"executor": 5}]}')
+    code, out, err = inspect(capsys, job)
+    assert code == 2 and not out and err.count("\n") == 1 and err.startswith("fairflare: "), err
+
+
+def test_nothing_of_the_job_is_imported(job, capsys):
+    (job / APP / "custom" / "fairflare" / "core" / "seeds.py").write_text("raise SystemExit('imported')\n")
+    before = list(sys.path)
+    assert inspect(capsys, job)[0] == 1 and sys.path == before
