@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 
 import psutil
 import pytest
@@ -66,7 +67,8 @@ def _end(rendered):
     FLARE's daemons are nobody's children; what they have of the session is its environment. They go before what they
     would start again.
     """
-    while left := _started(rendered):
+    until = time.monotonic() + 6
+    while (left := _started(rendered)) and time.monotonic() < until:
         for process in sorted(left, key=lambda one: one.pid):
             with contextlib.suppress(psutil.Error):
                 process.kill()
