@@ -120,6 +120,10 @@ def signals_of_a_test():
             signal.signal(number, handler)
 
 
+MANY, SECONDS = 20, 30
+"""A test of more cases has so many seconds for each of them; others have the time of setup.cfg."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Where tests run side by side (``-n``), a file stays on one worker; federations of FLARE's POC stay on one."""
@@ -137,6 +141,10 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that workers finish together; a file's tests stay together."""
     items.sort(key=lambda item: -_cost(item.nodeid.partition("::")[0]))
+    for item in items:
+        _, cases = getattr(item.function, "cases", (None, ()))
+        if len(cases) > MANY and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS * len(cases)))
 
 
 def _cost(file):
