@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 
 import psutil
 import pytest
@@ -66,7 +67,8 @@ def _end(rendered):
     FLARE's daemons are nobody's children; what they have of the session is its environment. They go before what they
     would start again.
     """
-    while left := _started(rendered):
+    until = time.monotonic() + 6
+    while (left := _started(rendered)) and time.monotonic() < until:
         for process in sorted(left, key=lambda one: one.pid):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -118,6 +120,10 @@ def signals_of_a_test():
             signal.signal(number, handler)
 
 
+MANY, SECONDS = 20, 30
+"""A test of more cases has so many seconds for each of them; others have the time of setup.cfg."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Where tests run side by side (``-n``), a file stays on one worker; federations of FLARE's POC stay on one."""
@@ -135,6 +141,10 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that workers finish together; a file's tests stay together."""
     items.sort(key=lambda item: -_cost(item.nodeid.partition("::")[0]))
+    for item in items:
+        _, cases = getattr(item.function, "cases", (None, ()))
+        if len(cases) > MANY and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS * len(cases)))
 
 
 def _cost(file):
