@@ -15,7 +15,7 @@ from fairflare.app.cli import main
 from fairflare.app.prepare import prepare
 from fairflare.build.tasks import load
 from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds.masks import Masks
+from fairflare.clinic.kinds.masks import MASKS
 from fairflare.clinic.kinds.own import sites_in
 from fairflare.clinic.readers.datalist import Item
 from fairflare.clinic.readers.pictures import Reader
@@ -39,7 +39,7 @@ def slices(tmp_path_factory):
 
 
 @dataclass(frozen=True)
-class Eyes(Masks, ImagesOnDisk):
+class Eyes(ImagesOnDisk):
     """Two sites of colour images in memory; the cup lies in the disc, the vessel anywhere."""
 
     name = "eyes"
@@ -47,7 +47,7 @@ class Eyes(Masks, ImagesOnDisk):
     real = "nothing"
     simulated = "everything"
     classes = ("disc", "cup", "vessel")
-    metrics = ("dice",)
+    kind = MASKS
     attributes = {"sex": ("f", "m")}
     limit: int | None = None
     size: int = 32

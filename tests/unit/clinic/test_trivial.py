@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fairflare.build import tasks
+from fairflare.clinic.kinds.masks import constant_mask
 from fairflare.clinic.tensors import Split, TensorData
-from fairflare.clinic.trivial import constant_mask, trivial_results
+from fairflare.clinic.trivial import trivial_results
 
 CLASSES = tasks.load("classification", None, labels="2")
 MASKS = tasks.load("segmentation", None, labels="2", size=32)
