@@ -16,7 +16,7 @@ from fairflare.build import tasks
 from fairflare.build.after import NO_STEP
 from fairflare.build.run_config import RunConfig
 from fairflare.clinic.site_config import FILES as SITE_FILES
-from fairflare.core import manifest, registry
+from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.schema import answer_fields
 from fairflare.core.validation import shown
@@ -183,15 +183,10 @@ def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
         exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]
         if exchanges and spec.carried not in ("transport", "params_type"):
             yield {"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)}
-    known = config is not None and config.method in registry.methods()
-    for row in leaving_rows() if known and config is not None else ():
-        if row["method"] == config.method:
-            meaning = f"{row['meaning']} ({row['range']})"
-            yield {
-                "name": row["number"],
-                "meaning": meaning,
-                "exchanges": "hidden by secure sums" if secure else "train",
-            }
+    if config is not None:
+        when = "hidden by secure sums" if secure else "train"
+        for row in (row for row in leaving_rows() if row["method"] == config.method):
+            yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
 
 
 def show(found: Mapping[str, Any]) -> None:
