@@ -14,6 +14,7 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.validation import as_cell
 from fairflare.federation.files import read_tensors
+from fairflare.federation.pickled import read_pickled
 from fairflare.federation.state import save_tensors
 from fairflare.inference.apply import RESULTS, _write
 from fairflare.inference.bundle import _check_plain
@@ -149,8 +150,10 @@ def test_an_archive_that_grows_is_no_model(folder):
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("archive/data.pkl", b"\0" * 10_000_000)
-        with pytest.raises(UserError, match="compressed"):
+        with pytest.raises(UserError, match="expected tensors in a .safetensors file"):
             open_run(folder, "site-1")
+        with pytest.raises(UserError, match="compressed"):
+            read_pickled(path)
     finally:
         path.write_bytes(before)
 
