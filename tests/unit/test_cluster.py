@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import psutil
 import pytest
@@ -122,19 +121,17 @@ def test_a_machine_with_other_software_is_refused(cluster, tmp_path, monkeypatch
         Study(runs("a")).make(tmp_path, fails, Cluster(cluster.scheduler_address))
 
 
-def test_what_dask_gives_up_is_said(cluster, tmp_path, monkeypatch):
+class Unreadable:
+    """What no worker can unpickle."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_what_dask_gives_up_is_said(cluster, tmp_path):
     """joblib alone would wait for ever."""
-    monkeypatch.setattr("fairflare.app.parallel._far", no_such_module())
     with pytest.raises(RunFailed, match="--scheduler tcp.*the same command goes on"):
-        Study(runs("a")).make(tmp_path, fails, Cluster(cluster.scheduler_address))
-
-
-def no_such_module():
-    """A function that no worker can import."""
-    module = types.ModuleType("only_at_the_desk")
-    exec("def far(*words, **more): pass", module.__dict__)
-    sys.modules[module.__name__] = module
-    return module.far
+        Study(runs("a")).make(tmp_path, Unreadable(), Cluster(cluster.scheduler_address))
 
 
 @pytest.mark.parametrize(

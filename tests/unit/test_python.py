@@ -114,7 +114,8 @@ def test_the_pages_examples_are_one_run(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
     blocks = dict(re.findall(r"^```(\w*)\n(.*?)^```", page, re.S | re.M))
     (tmp_path / "run.yaml").write_text(blocks["yaml"])
-    exec(blocks["python"], {})
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M):
+        exec(code, {})
     for command in blocks[""].strip().splitlines():
         with pytest.raises(SystemExit) as stop:
             main(command.removeprefix("$ fairflare ").split())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fairflare
-from cases import each
 from fairflare.app.cli import main
 from fairflare.build import tasks
 from fairflare.build.config import make_config

@@ -22,7 +22,6 @@ from fairflare.core.schema import HIDDEN_METRICS
 from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
-from fairflare.federation.after.base import Shape
 from fairflare.federation.choices import NO_CHOICE
 from fairflare.federation.files import SUFFIX
 from fairflare.federation.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
