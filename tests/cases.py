@@ -3,7 +3,8 @@
 
 ``each`` takes the place of ``pytest.mark.parametrize`` where cases need no set-up of their own. Every case is tried
 whatever becomes of the others; one that fails is reported as a subtest of pytest, by its name. ``pytest --only TEXT``
-tries the cases whose name contains TEXT. With ``short`` only those are tried, unless ``pytest --long`` asks for all.
+tries the cases whose name contains TEXT. With ``short`` only those are tried, unless ``--only`` names others
+or ``pytest --long`` asks for all.
 """
 
 import contextlib
@@ -97,7 +98,7 @@ def _said(key, value, index):
 
 def _chosen(table, config):
     only, long = config.getoption("--only"), config.getoption("--long")
-    return [(name, values) for name, values, short in table if (long or short) and only in name]
+    return [(name, values) for name, values, short in table if (only or long or short) and only in name]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from fairflare import __version__
 from fairflare.build import tasks
 from fairflare.build.run_config import RunConfig
 from fairflare.clinic.tasks.script import Script
-from fairflare.core import manifest, registry, user_code
+from fairflare.core import manifest, metric, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
@@ -113,12 +113,12 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
 
 
 def modules_of_run(config: RunConfig) -> list[str]:
-    """The modules of a run that no import statement names: its parts, its task, and where parts are looked for."""
+    """The modules of a run that no import names: its parts, its task, metrics, and where parts are looked for."""
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
     scripts = [SCRIPT] if config.task == Script.name else []
-    return [registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *scripts]
+    return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *scripts]
 
 
 def own_files() -> list[Path]:
