@@ -34,15 +34,15 @@ from typing import Any
 
 import torch
 
-from fairflare.build.method_parts import default_parts
-from fairflare.clinic import networks
+from fairflare.aggregators.base import Rule
+from fairflare.core.lazy_tensors import Stored
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.stored import Stored
 from fairflare.core.types import Number, Outline, StateDict
 from fairflare.core.versions import all_versions
-from fairflare.federation.gate import Gate
-from fairflare.federation.loop import Federation
-from fairflare.rules.base import Rule
+from fairflare.engine.gate import Gate
+from fairflare.engine.loop import Federation
+from fairflare.engine.setup.method_parts import default_parts
+from fairflare.networks import builtin as networks
 
 METHODS = ("fedavg", "fedism", "fedism-plus", "fedce", "fedlwr", "fedheal", "fedufo")
 """Whose sites send an update and numbers alone."""
@@ -226,7 +226,7 @@ def run(
     del outline
     second = {number.name: 0.5 for number in said[True]}
     transport, pieces = Prepared(answers, second), {"gate": [], "rule": [], "hashes": []}
-    from fairflare.federation import loop
+    from fairflare.engine import loop
 
     class TimedGate(Gate):
         def inspect(self, *known: Any, **more: Any) -> Any:

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 import torch
 from aggregation import peak, reset_peak
 
-from fairflare.clinic import networks
 from fairflare.core.execution import Execution
 from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Round, Training
+from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity
 
 GOAL = 1.15

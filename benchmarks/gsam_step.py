@@ -22,10 +22,10 @@ import time
 import torch
 from torch import nn
 
-from fairflare.clinic.networks import build
 from fairflare.core.execution import keep_freed_memory
 from fairflare.core.types import Training
 from fairflare.functional.perturbation import frozen_running_statistics, global_norm, perturbed
+from fairflare.networks.builtin import build
 from fairflare.trainers.base import make_optimizer
 from fairflare.trainers.gsam import _subtract_gap, gsam_step
 

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairflare.build import tasks
-from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.execution import Execution, default_device
 from fairflare.core.types import LocalWork, Round, Training
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
+from fairflare.engine.setup import tasks
 from fairflare.trainers.base import make_optimizer
 from fairflare.trainers.sgd import PlainTrainer
 

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import torch
 
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.types import StateDict
-from fairflare.federation.stacked import Replay
-from fairflare.trainers import together
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.vmap_sites import Replay
+from fairflare.trainers import vmap_training as together
 from fairflare.trainers.sgd import PlainTrainer
 
 KINDS = {"one by one": False, "stacked": True}

@@ -29,8 +29,8 @@ from pathlib import Path
 
 import torch
 
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 
 SCRIPTS = Path(__file__).with_name("peer_scripts")
 OURS, FLARE = "fairflare, simulator", "FLARE's FedAvgRecipe, simulator"

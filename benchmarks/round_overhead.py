@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairflare.build.assembly import build_federation, build_site
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import Parts, build_parts
-from fairflare.federation.files import AUDIT
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.site import Site
+from fairflare.engine.files import AUDIT
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup.assembly import build_federation, build_site
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.site import Site
 
 GOAL_LOCAL, GOAL_SIMULATOR = 1.05, 0.7
 METHODS = ("fedavg", "fedism-plus")

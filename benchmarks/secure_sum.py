@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.clinic import networks
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.networks import builtin as networks
 from fairflare.privacy.secure_sum import checked, ckks
 from fairflare.privacy.secure_sum import pairwise as masks
 from fairflare.privacy.secure_sum.graph import graph_of

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from fairflare.federation.files import MODEL, read_model
+from fairflare.engine.files import MODEL, read_model
 
 PLUGIN = Path(__file__).parent / "plugins" / "watched.py"
 GOAL = 5.0

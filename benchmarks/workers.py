@@ -20,12 +20,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import LocalSites, run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.workers import start_method, usable_cores
-from fairflare.federation.audit import model_hash
-from fairflare.federation.files import AUDIT
+from fairflare.engine.audit import model_hash
+from fairflare.engine.files import AUDIT
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import LocalSites, run_local
+from fairflare.engine.setup.parts import build_parts
 
 GOAL = 0.6
 """Wall with two workers / wall of one process, on two idle cores."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from fairflare.build import tasks
+from fairflare.engine.setup import tasks
 
 SITES = ("site-1", "site-2", "site-10")
 EDGE = 28

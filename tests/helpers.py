@@ -4,14 +4,14 @@
 import torch
 from torch import nn
 
+from fairflare.aggregators.fedism import FedISM
 from fairflare.core.types import Batch, Training
-from fairflare.federation.gate import Gate
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.loop import Federation
-from fairflare.federation.site import Site
+from fairflare.engine.gate import Gate
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.loop import Federation
+from fairflare.engine.site import Site
 from fairflare.functional.intervals import of_share
 from fairflare.probes.sharpness import Sharpness
-from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import GSAM
 
 PROBES = (Sharpness(),)

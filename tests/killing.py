@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from fairflare.federation import loop, state
-from fairflare.federation.aggregation import plain
-from fairflare.federation.loop import Federation
-from fairflare.federation.site import Site
+from fairflare.engine import loop, state
+from fairflare.engine.aggregation import plain
+from fairflare.engine.loop import Federation
+from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer
 
 

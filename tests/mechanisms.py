@@ -4,9 +4,9 @@
 `make test` kills, silences and breaks a run of each of these; `make test-long` one of every method.
 """
 
-from fairflare.build.method_parts import default_parts
+from fairflare.aggregators.base import Rule
 from fairflare.core import registry
-from fairflare.rules.base import Rule
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.trainers.base import SERVER_HALF, Trainer
 
 RULE_SAYS = ("own_models", "counts_own", "alone", "donates")

@@ -41,7 +41,7 @@ def reported(folder, site, split="test"):
 
 def write_patients(path, site, split="test"):
     """A hospital's patients of one split as a table with the data set's own columns; returns their labels."""
-    from fairflare.build import tasks
+    from fairflare.engine.setup import tasks
 
     task = tasks.load("heart", "full")
     first = {name: 0 for name in heart.FILES}

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 from fairflare.app.cli import main
-from fairflare.federation import loop
-from fairflare.federation.audit import GENESIS, entry_hash
-from fairflare.federation.files import read_tensors
-from fairflare.federation.site import Site
-from fairflare.federation.state import save_tensors
+from fairflare.engine import loop
+from fairflare.engine.audit import GENESIS, entry_hash
+from fairflare.engine.files import read_tensors
+from fairflare.engine.site import Site
+from fairflare.engine.state import save_tensors
 
 SMALL = ["--task", "support2", "--rounds", "3", "--no-solo", "--set", "model=linear", "--set", "batch_size=512"]
 FINISHED = {"fedavg": "done", "fedism-plus": "plus", "fedheal": "heal"}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.federation import loop
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
+from fairflare.engine import loop
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 
 TASK = "support2:dirichlet"
 

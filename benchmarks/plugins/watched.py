@@ -8,10 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from fairflare.aggregators.base import State
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper
-from fairflare.rules.base import State
-from fairflare.rules.fedavg import FedAvg
 
 FILE = "FAIRFLARE_WATCHED_MEMORY"
 """Environment variable: the file."""

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from fairflare.app.cli import main
-from fairflare.build import tasks
+from fairflare.engine.setup import tasks
 
 SEEDS, TUNING = (0, 1, 2, 3, 4), (100,)
 GRID: Mapping[str, tuple[float, ...]] = {"lr": (1 / 3, 3.0), "batch_size": (2.0,)}

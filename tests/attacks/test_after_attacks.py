@@ -4,13 +4,13 @@
 import numpy as np
 import pytest
 
-from fairflare.build.assembly import build_site, site_names
-from fairflare.build.at_server import server_part
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
-from fairflare.federation.asked import Asked, AskedAgain
-from fairflare.federation.messages import Instruction
+from fairflare.engine.messages import Instruction
+from fairflare.engine.query_budget import Asked, AskedAgain
+from fairflare.engine.setup.assembly import build_site, site_names
+from fairflare.engine.setup.at_server import server_part
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy.secure_sum.pairwise import combine
 from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 from fairflare.privacy.secure_sum.schemes import Credentials

@@ -3,13 +3,13 @@
 
 import pytest
 
-from fairflare.build.assembly import build_site, leaves
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
-from fairflare.federation.asked import AskedAgain
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.query_budget import AskedAgain
+from fairflare.engine.setup.assembly import build_site, leaves
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.policy_file import Policy
 from fairflare.privacy.egress import EgressRefused
 

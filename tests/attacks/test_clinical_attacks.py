@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.assembly import build_site, leaves
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.schema import IN_USE, Answer
 from fairflare.core.types import Round
-from fairflare.federation.after.base import Cases
-from fairflare.federation.checks import Refused
-from fairflare.federation.clinical import BIN, View, bins_of
-from fairflare.federation.clinical_site import ClinicalAtSite
-from fairflare.federation.gate import inspect_evaluation
-from fairflare.federation.messages import Instruction
+from fairflare.engine.after.base import Cases
+from fairflare.engine.checks import Refused
+from fairflare.engine.clinical import BIN, View, bins_of
+from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.gate import inspect_evaluation
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_site, leaves
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy.egress import EgressRefused
 
 ROUNDS = 3

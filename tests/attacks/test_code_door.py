@@ -13,12 +13,13 @@ import tracemalloc
 import pytest
 from torch import nn
 
-from fairflare.build import tasks
-from fairflare.clinic import monai_networks, own_network
-from fairflare.clinic.own_data_set import built_data
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.site_config import SiteConfig
+from fairflare.engine.setup import tasks
+from fairflare.networks import monai_networks
+from fairflare.networks import own as own_network
+from fairflare.tasks.own_data_set import built_data
 
 NETS = "monai.networks.nets"
 PLAIN = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
@@ -151,7 +152,7 @@ FORBIDDEN = [
     "torch.nn.Linear",
     "nvflare.cli.main",
     "fairflare.app.cli.main",
-    "fairflare.clinic.networks.UNet",
+    "fairflare.networks.builtin.UNet",
     "fairflare.__main__",
     "__main__.Owned",
     "own_file.os.system",

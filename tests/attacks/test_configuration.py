@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from cases import each
-from fairflare.build import tasks
-from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import DataError, UserError
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig, make_config
 
 HUGE = 999_999_999_999
 SPARE = 256 * 2**20
@@ -172,7 +172,7 @@ def test_what_is_no_configuration_is_refused(content):
 
 def test_no_state_lies_outside_the_workspace(tmp_path):
     """A second lock behind the validator's."""
-    from fairflare.flare.places import memory_file, server_folder
+    from fairflare.flare.paths import memory_file, server_folder
 
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     context = SimpleNamespace(
@@ -189,7 +189,7 @@ def test_no_state_lies_outside_the_workspace(tmp_path):
 @pytest.mark.parametrize("simulated", [True, False])
 def test_the_job_of_a_real_federation_names_no_folder_of_data(own, simulated, monkeypatch):
     """It would be read where a site has configured no list of its own."""
-    from fairflare.flare.places import RUN_FOLDER, job_config
+    from fairflare.flare.paths import RUN_FOLDER, job_config
 
     monkeypatch.delenv(RUN_FOLDER, raising=False)
     context = SimpleNamespace(get_prop=lambda key, default=None: simulated)

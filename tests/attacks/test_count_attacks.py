@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
 from fairflare.core.types import Outline
-from fairflare.federation.audit import verify
-from fairflare.federation.gate import Gate
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Answer
+from fairflare.engine.audit import verify
+from fairflare.engine.gate import Gate
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Answer
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 from fairflare.probes.fairness_counts import FairnessCounts
 
 MODEL = {"w": torch.zeros(2)}

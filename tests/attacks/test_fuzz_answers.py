@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cases import each
-from fairflare.build.method_parts import default_parts
 from fairflare.core import registry
 from fairflare.core.findings import KINDS
 from fairflare.core.metric import LARGEST_LOSS, named
 from fairflare.core.slots import Slot
 from fairflare.core.types import MOST_EXAMPLES, Info, Outline, Round
 from fairflare.core.versions import all_versions
-from fairflare.federation.entries import site_seconds
-from fairflare.federation.gate import Gate, inspect_evaluation
-from fairflare.federation.messages import Answer
-from fairflare.federation.norms import remembered
-from fairflare.federation.preflight import inspect_preflight, refusal, turned_away
+from fairflare.engine.entries import site_seconds
+from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.messages import Answer
+from fairflare.engine.norms import remembered
+from fairflare.engine.preflight import inspect_preflight, refusal, turned_away
+from fairflare.engine.setup.method_parts import default_parts
 
 ROUNDS = 3
 SITES = ("site-1", "site-2", "site-3")

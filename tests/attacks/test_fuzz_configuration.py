@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cases import each
-from fairflare.build import tasks
-from fairflare.build.config import PART_KEYS, RUN_KEYS, RunConfig, make_config
-from fairflare.build.method_parts import method_parts, part
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import flat
 from fairflare.core.types import Training
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import PART_KEYS, RUN_KEYS, RunConfig, make_config
+from fairflare.engine.setup.method_parts import method_parts, part
 
 BOUNDED = settings(
     derandomize=True, deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), database=None

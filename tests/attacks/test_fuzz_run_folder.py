@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairflare.core.errors import UserError
-from fairflare.federation import state
-from fairflare.federation.audit import GENESIS, entry_hash, state_hash
-from fairflare.federation.files import read_tensors
+from fairflare.engine import state
+from fairflare.engine.audit import GENESIS, entry_hash, state_hash
+from fairflare.engine.files import read_tensors
 from fairflare.report.write import verify_run
 from run_folders import call, make_folders
 

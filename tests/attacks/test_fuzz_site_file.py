@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cases import each
-from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core.errors import UserError
+from fairflare.data.site_config import SiteConfig, read_site_config
 
 BOUNDED = settings(
     derandomize=True, deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), database=None

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Reply
 from fairflare.core.versions import all_versions
-from fairflare.federation.aggregation.secure import Secure
-from fairflare.federation.aggregation.server_sums import Summed
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.gate import Gate, inspect_evaluation
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Answer
-from fairflare.federation.preflight import inspect_preflight, refusal
+from fairflare.engine.aggregation.secure import Secure
+from fairflare.engine.aggregation.server_sums import Summed
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Answer
+from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.rules.fedavg import FedAvg
 from helpers import initial_model, make_federation, make_sites
 
 MODEL = {

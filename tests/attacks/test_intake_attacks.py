@@ -20,9 +20,9 @@ from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.write import contents, write
 from fairflare.app.terminal import Terminal
-from fairflare.build import tasks
-from fairflare.clinic.readers import pictures
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers import pictures
+from fairflare.engine.setup import tasks
 
 
 def folder_with_a_list(root, **more):

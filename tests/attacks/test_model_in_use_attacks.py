@@ -13,15 +13,15 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.validation import as_cell
-from fairflare.federation.files import read_tensors
-from fairflare.federation.pickled import read_pickled
-from fairflare.federation.state import save_tensors
+from fairflare.engine.files import read_tensors
+from fairflare.engine.pickled import read_pickled
+from fairflare.engine.state import save_tensors
 from fairflare.inference.apply import RESULTS, _write
+from fairflare.inference.atomic_output import check
 from fairflare.inference.bundle import _check_plain
-from fairflare.inference.opened import open_run
-from fairflare.inference.places import site_file
+from fairflare.inference.loaded_run import open_run
+from fairflare.inference.paths import site_file
 from fairflare.inference.predict import _csv
-from fairflare.inference.whole import check
 from run_folders import call, edit_json, run
 
 

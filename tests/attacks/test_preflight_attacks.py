@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from fairflare.app.cli import main
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
 from fairflare.core.versions import all_versions
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy.egress import Egress, EgressRefused
 
 OF_CLASS = (30, 20, 24, 4)

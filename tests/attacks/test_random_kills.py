@@ -18,9 +18,9 @@ import pytest
 from cases import each
 from fairflare.app.cli import main
 from fairflare.core.registry import methods
-from fairflare.federation import state
-from fairflare.federation.audit import AuditLog
-from fairflare.federation.site import Site
+from fairflare.engine import state
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.site import Site
 from fairflare.report import write
 from fairflare.report.write import verify_run
 from fairflare.trainers.base import Trainer

@@ -6,12 +6,12 @@ import dataclasses
 import pytest
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
+from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.types import Info, Round
-from fairflare.federation.audit import verify
-from fairflare.federation.in_process import InProcess
-from fairflare.rules.flexfair import FlexFair
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 
 SMALL = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
 

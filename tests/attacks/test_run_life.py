@@ -19,12 +19,12 @@ from cases import each
 from fairflare.app import folders
 from fairflare.app.cli import main
 from fairflare.app.job_folders import is_job
-from fairflare.build.config import make_config
 from fairflare.core.errors import DataError, RunFailed, UserError
-from fairflare.federation import audit, loop, memory, state
-from fairflare.federation.lock import LOCK, SERVER_LOCK, locked
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.site import Site
+from fairflare.engine import audit, loop, memory, state
+from fairflare.engine.lock import LOCK, SERVER_LOCK, locked
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.site import Site
 from fairflare.report import write
 from fairflare.report.write import verify_run
 
@@ -206,7 +206,7 @@ def test_two_jobs_do_not_keep_one_sites_memory(tmp_path, monkeypatch):
 
 
 def test_two_jobs_do_not_continue_one_federation(tmp_path, monkeypatch):
-    places = pytest.importorskip("fairflare.flare.places")
+    places = pytest.importorskip("fairflare.flare.paths")
     monkeypatch.setattr(places, "WAIT", 0.0)
     folder = tmp_path / "id"
 
@@ -268,8 +268,8 @@ class Job:
 def victim(finished, tmp_path, monkeypatch):
     """The state of another lead's federation at the server, and the configuration that it began with."""
     pytest.importorskip("nvflare")
-    from fairflare.build.config import RunConfig
     from fairflare.core.processes import RUN_FOLDER
+    from fairflare.engine.setup.config import RunConfig
 
     monkeypatch.delenv(RUN_FOLDER, raising=False)
     folder = tmp_path / "fairflare_state" / VICTIM

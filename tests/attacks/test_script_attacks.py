@@ -3,11 +3,11 @@
 
 import pytest
 
-from fairflare.clinic.tasks.script import Script
 from fairflare.core import user_code
 from fairflare.core.errors import DataError
 from fairflare.flare.script import refuse_small_groups
 from fairflare.privacy.egress import EgressRefused
+from fairflare.tasks.own.script import Script
 
 HARM = """
 from pathlib import Path

@@ -11,20 +11,20 @@ import torch
 from tests.helpers import PROBES, TRAINING, Accuracy, Blobs, initial_model, small_network
 
 from cases import each
+from fairflare.aggregators.fedism import FedISM
 from fairflare.core.types import Round
-from fairflare.federation.aggregation.server_sums import ServerSums
-from fairflare.federation.aggregation.site_sums import KEPT, SiteSums
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.messages import Answer, Instruction
-from fairflare.federation.site import Site
+from fairflare.engine.aggregation.server_sums import ServerSums
+from fairflare.engine.aggregation.site_sums import KEPT, SiteSums
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.site import Site
 from fairflare.privacy.secure_sum.ckks import EXPONENTS, new_contexts
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import BITS, SIZE
 from fairflare.privacy.secure_sum.protocol import SumRefused
 from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import Credentials, combiner, number_scheme, sealed_sizes
-from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import GSAM
 
 NAMES = [f"site-{k}" for k in range(1, 5)]

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
 from fairflare.core.slots import Slot, flat, wrong_tensors
 from fairflare.core.types import Info, Reply, Round
-from fairflare.federation.audit import verify
-from fairflare.federation.gate import Gate
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.norms import TENSORS
-from fairflare.federation.state import load_checkpoint
+from fairflare.engine.audit import verify
+from fairflare.engine.gate import Gate
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.norms import TENSORS
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.state import load_checkpoint
 from fairflare.functional.control_variates import CONTROL
 from fairflare.trainers.feddyn import HISTORY
 from fairflare.trainers.scaffold import Scaffold

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from fairflare.build.config import make_config
 from fairflare.core import manifest
 from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import make_config
 from fairflare.flare.policy_file import Policy, read_policy
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.site_policy import EGRESS, EXECUTOR, SitePolicy

@@ -11,10 +11,10 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.federation import loop
-from fairflare.federation.audit import AuditLog, model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.state import save_tensors
+from fairflare.engine import loop
+from fairflare.engine.audit import AuditLog, model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.state import save_tensors
 from fairflare.report import write
 from run_folders import (
     call,

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from fairflare.build import tasks
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
-from fairflare.clinic.tensors import Split, TensorData
-from fairflare.clinic.trivial import trivial_results
+from fairflare.data.tensors import Split, TensorData
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.tasks.baselines import trivial_results
 
 TASK = tasks.load("classification", None, labels="2")
 

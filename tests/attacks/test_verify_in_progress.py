@@ -13,9 +13,9 @@ import time
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.federation.files import read_tensors
-from fairflare.federation.lock import LOCK, at_work, locked
-from fairflare.federation.state import save_tensors
+from fairflare.engine.files import read_tensors
+from fairflare.engine.lock import LOCK, at_work, locked
+from fairflare.engine.state import save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
 IN_PROGRESS = 3

@@ -16,7 +16,7 @@ from fairflare.app.inspection import CHECKS  # noqa: E402
 from fairflare.flare.staging import modules_of_run, needed  # noqa: E402
 
 PAGE = (ROOT / "docs" / "audit-a-job.md").read_text()
-AT_SERVER = {"federation/gate.py", "federation/preflight.py"}
+AT_SERVER = {"engine/gate.py", "engine/preflight.py"}
 INSTALLED = {"flare/site_policy.py"}
 """What the page says is not in a site's copy."""
 

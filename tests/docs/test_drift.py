@@ -18,9 +18,9 @@ import drift_run  # noqa: E402
 import drift_tables as tables  # noqa: E402
 
 from fairflare.app.study import arms  # noqa: E402
-from fairflare.build import tasks  # noqa: E402
-from fairflare.build.parts import build_parts  # noqa: E402
-from fairflare.federation.files import MODEL, read_model  # noqa: E402
+from fairflare.engine.files import MODEL, read_model  # noqa: E402
+from fairflare.engine.setup import tasks  # noqa: E402
+from fairflare.engine.setup.parts import build_parts  # noqa: E402
 
 DIFFERENCES, JOINING = tables.read(tables.DIFFERENCES), tables.read(tables.JOINING)
 VALUES = tables.read(tables.VALUES)

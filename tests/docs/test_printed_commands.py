@@ -22,10 +22,10 @@ from printed_commands import ROOT, Printed, printed_commands
 from cases import each
 from external_data import write_hospital
 from fairflare.app import cli
-from fairflare.build import tasks
-from fairflare.clinic import planning
 from fairflare.core import plugins, registry, user_code
-from fairflare.federation.loop import Federation
+from fairflare.engine.loop import Federation
+from fairflare.engine.setup import tasks
+from fairflare.tasks import planning
 from own_code import write_code
 from own_folder import SITES, write_class_folders, write_images, write_tables
 from quality_tree import write_tree

@@ -26,7 +26,7 @@ from cases import each  # noqa: E402
 from fairflare.app.arguments import folder_name  # noqa: E402
 from fairflare.app.runs import run_once  # noqa: E402
 from fairflare.app.study import arms  # noqa: E402
-from fairflare.build import tasks  # noqa: E402
+from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.report.values import signed  # noqa: E402
 
 DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)

@@ -5,7 +5,7 @@ import errno
 import os
 from pathlib import Path
 
-from fairflare.federation import loop, state
+from fairflare.engine import loop, state
 
 MARKER = "FULL_DISK_MARKER"
 _original, _seen = state.write_atomically, []

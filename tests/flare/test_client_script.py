@@ -5,7 +5,7 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.core import user_code
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 from fairflare.report.write import verify_run
 from own_script import SITES, forget_script, write_script
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from federation_processes import check_run, in_process, until, without
 
-from fairflare.federation.files import read_tensors
+from fairflare.engine.files import read_tensors
 from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.deploy

@@ -7,7 +7,7 @@ import pytest
 from federation_processes import check_run, in_process
 from test_privacy_filters import POLICIES, ROUNDS, SITES, check_training
 
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 
 pytestmark = pytest.mark.deploy
 OWN = dict(zip(SITES, ["percentile", "svt", "percentile", "svt"], strict=True))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from federation_processes import ROOT, check_run, federation, in_process, processes
 
-from fairflare.clinic.site_config import read_site_config
-from fairflare.federation.audit import verify
+from fairflare.data.site_config import read_site_config
+from fairflare.engine.audit import verify
 from fairflare.flare.policy_file import FILES, Policy, read_policy
 from own_folder import write_tables
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from federation_processes import check_run, federation, in_process, without
 
-from fairflare.build import tasks
+from fairflare.engine.setup import tasks
 from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.deploy

@@ -16,11 +16,11 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cases import each
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
-from fairflare.federation.messages import Instruction
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare import egress
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.executor import FairExecutor

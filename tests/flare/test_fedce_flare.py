@@ -7,8 +7,8 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_opt.pt.fedce import FedCEConstants, FedCEModelAggregator
 
+from fairflare.aggregators.fedce import FedCE
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.fedce import FedCE
 
 ROUNDS, SITES = 5, 4
 KEYS = {"conv.weight": (3, 4), "conv.bias": (3,), "norm.running_mean": (3,)}

@@ -10,7 +10,7 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 
 METHODS = {
     "fedce": (),

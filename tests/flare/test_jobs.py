@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.build.config import make_config
+from fairflare.engine.setup.config import make_config
 from fairflare.flare import job
 
 ROOT = Path(__file__).parents[2]

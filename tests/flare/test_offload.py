@@ -12,9 +12,9 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save
 
 from cases import each
-from fairflare.core.stored import Entries, Stored
-from fairflare.federation.gate import Gate
-from fairflare.federation.messages import Answer
+from fairflare.core.lazy_tensors import Entries, Stored
+from fairflare.engine.gate import Gate
+from fairflare.engine.messages import Answer
 from fairflare.flare.offload import in_files, offloaded
 
 MODEL = {"w": torch.zeros(700, 500), "b": torch.zeros(3), "bn.running_var": torch.ones(4), "n": torch.tensor(1)}

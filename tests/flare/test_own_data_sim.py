@@ -10,7 +10,7 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.core import user_code
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 from own_code import write_code
 from own_folder import SITES, write_images, write_tables
 

@@ -14,14 +14,14 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.app.cli import main
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
-from fairflare.federation.audit import verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.memory import personal_file
-from fairflare.federation.messages import Instruction
+from fairflare.engine.audit import verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.memory import personal_file
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import FairExecutor
 from fairflare.flare.wire import ERROR_HEADER, VALIDATE, answer_from_model, answer_to_shareable, validation_answer

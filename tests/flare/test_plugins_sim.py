@@ -8,7 +8,7 @@ from killed_runs import kill_one_process
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 from fairflare.report.write import verify_run
 from plugin_files import loaded, paths
 

@@ -30,12 +30,12 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import create_job_processing_context_properties, nvflare_fobs_initialize
 from nvflare.private.privacy_manager import PrivacyService, Scope
 
-from fairflare.build.assembly import build_federation
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.types import Round
-from fairflare.federation.audit import verify
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.audit import verify
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup.assembly import build_federation
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.egress import META, EgressFilter
 from fairflare.flare.executor import TASKS
 from fairflare.flare.recipe import FairRecipe

@@ -29,11 +29,11 @@ from nvflare.recipe.utils import (
 )
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
-from fairflare.federation.files import read_tensors
+from fairflare.engine.files import read_tensors
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS
 from fairflare.flare.recipe import FairRecipe
@@ -247,7 +247,7 @@ import sys
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import add_cross_site_evaluation, add_experiment_tracking
-from fairflare.build.config import make_config
+from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 
 recipe = FairRecipe(make_config("fedism", "support2", rounds=2), name="helpers")

@@ -12,8 +12,8 @@ from killed_runs import kill_one_process
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.federation.audit import verify
-from fairflare.federation.in_process import InProcess
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
 from fairflare.report.write import verify_run
 from killing import POINTS
 

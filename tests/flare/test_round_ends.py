@@ -14,12 +14,12 @@ from nvflare.apis.fl_constant import ReservedKey, ReservedTopic, ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.build.config import make_config
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
-from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.flare import controller, task_watch
 from fairflare.flare.controller import FairController
 from fairflare.flare.executor import Aborted, FairExecutor

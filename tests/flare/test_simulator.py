@@ -13,14 +13,14 @@ import torch
 from faulty_trainer import SECRET
 
 from cases import each
-from fairflare.build import tasks
-from fairflare.build.assembly import build_federation, build_site, site_names
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.in_process import InProcess
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import build_federation, build_site, site_names
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.simulate import run_simulator
 
 pytestmark = pytest.mark.flare

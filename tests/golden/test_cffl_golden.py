@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.aggregators.cffl import CFFL
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.largest import at_least, layer_bounds
-from fairflare.rules.cffl import CFFL
 from golden import folder
 
 GOLDEN = json.loads((folder() / "cffl.json").read_text())

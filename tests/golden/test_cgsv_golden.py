@@ -4,8 +4,8 @@
 import numpy as np
 import torch
 
+from fairflare.aggregators.cgsv import CGSV
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.cgsv import CGSV
 from golden import folder
 
 GOLDEN = np.load(folder() / "cgsv.npz")

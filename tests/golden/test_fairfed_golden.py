@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.fairfed import FairFed
+from fairflare.aggregators.fairfedavg import FairFedAvg
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.fairfed import FairFed
-from fairflare.rules.fairfedavg import FairFedAvg
 from golden import folder
 
 FAIR = json.loads((folder() / "fairfed.json").read_text())

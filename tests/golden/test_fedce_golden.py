@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from cases import each
+from fairflare.aggregators.fedce import FedCE
 from fairflare.core.types import Info, Reply, Round
 from fairflare.probes.leave_one_out import without
-from fairflare.rules.fedce import FedCE
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedce.npz")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.rules.fedavg import FedAvg
 from fairflare.trainers.feddyn import DRIFT, HISTORY, FedDynTrainer
 from golden import folder
 

@@ -5,8 +5,8 @@ import numpy as np
 import torch
 
 from cases import each
+from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.fedheal import FedHEAL
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedheal.npz")

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from cases import each
+from fairflare.aggregators.fedism import FedISM
 from fairflare.core.objectives import local_objective
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.functional.perturbation import rho_at
 from fairflare.probes.sharpness import Sharpness
-from fairflare.rules.fedism import FedISM
 from fairflare.trainers.gsam import gsam_step
 from golden import folder
 

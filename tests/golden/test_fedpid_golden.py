@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.aggregators.fedcostwavg import FedCostWAvg
+from fairflare.aggregators.fedpid import FedPID
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.fedcostwavg import FedCostWAvg
-from fairflare.rules.fedpid import FedPID
 from golden import folder
 
 PID = json.loads((folder() / "fedpid.json").read_text())

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, Outline, Reply, Round
+from fairflare.engine.setup.config import make_config
 from fairflare.functional.features import class_distance, class_means
 from fairflare.testing import check_trainer
 from fairflare.trainers.fedproto import MEANS, FedProto

@@ -4,9 +4,9 @@
 import numpy as np
 
 from cases import each
+from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import in_ball, in_ball_reference
-from fairflare.rules.fedufo import FedUFO
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedufo.npz")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.clinic.kinds.classes import CLASSES
+from fairflare.tasks.kinds.classes import CLASSES
 from golden import folder
 
 GOLDEN = json.loads((folder() / "metrics.json").read_text())

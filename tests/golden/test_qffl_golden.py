@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.qfedavg import QFedAvg
+from fairflare.aggregators.qffl import QFFL
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.qfedavg import QFedAvg
-from fairflare.rules.qffl import QFFL
 from golden import folder
 
 ONE = np.load(folder() / "qfedavg.npz")

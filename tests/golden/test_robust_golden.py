@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.bounded import Bounded, Bounds, norm_of
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional import robust
-from fairflare.rules.bounded import Bounded, Bounds, norm_of
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.robust import Median, MultiKrum, TrimmedMean
 from golden import folder
 
 GOLDEN = np.load(folder() / "robust.npz")

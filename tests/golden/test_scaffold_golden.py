@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflare.build.config import make_config
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
+from fairflare.engine.setup.config import make_config
 from fairflare.functional.control_variates import steps_taken
-from fairflare.rules.fedavg import FedAvg
 from fairflare.server_optimizers.momentum import Momentum
 from fairflare.testing import check_trainer
 from fairflare.trainers.scaffold import Scaffold

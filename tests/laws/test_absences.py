@@ -6,13 +6,13 @@ import json
 import pytest
 
 from cases import each
-from fairflare.build.assembly import build_federation, build_site, site_names
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core import registry
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.memory import SiteMemory
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.setup.assembly import build_federation, build_site, site_names
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import write_report
 from mechanisms import representatives
 from method_needs import task_of

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import RunConfig, make_config
+from fairflare.aggregators.base import Rule
+from fairflare.aggregators.bounded import Bounded, Bounds, bounded
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedheal import FedHEAL
+from fairflare.aggregators.fedlwr import FedLWR
+from fairflare.aggregators.robust import Median
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
-from fairflare.federation.audit import model_hash, verify
-from fairflare.rules.base import Rule
-from fairflare.rules.bounded import Bounded, Bounds, bounded
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.fedheal import FedHEAL
-from fairflare.rules.fedlwr import FedLWR
-from fairflare.rules.robust import Median
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.setup.config import RunConfig, make_config
 from helpers import initial_model, make_federation
 
 INFO = Info(Round(1, 5))
@@ -162,7 +162,7 @@ def test_what_cannot_be_bounded_is_refused_in_one_line(method, values, said):
 
 
 def test_bounds_reach_the_run():
-    from fairflare.build.parts import build_parts
+    from fairflare.engine.setup.parts import build_parts
 
     config = make_config("fedavg", "support2", values={"cap_weights": 0.3})
     assert build_parts(config).rule == Bounded(FedAvg(), Bounds(cap=0.3))

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.base import add_weighted, example_shares
+from fairflare.aggregators.fedce import FedCE
+from fairflare.aggregators.fedheal import FedHEAL
+from fairflare.aggregators.fedlwr import FedLWR
+from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.consistency import least_count
 from fairflare.functional.gram import gram, novelty
 from fairflare.functional.simplex import ascended, in_ball
-from fairflare.rules.base import add_weighted, example_shares
-from fairflare.rules.fedce import FedCE
-from fairflare.rules.fedheal import FedHEAL
-from fairflare.rules.fedlwr import FedLWR
-from fairflare.rules.fedufo import FedUFO
 
 TRAINABLE = frozenset({"w"})
 ROUND = Info(Round(1, 5))

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from cases import each
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedism import FedISM, power_shares
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.perturbation import rho_at
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.fedism import FedISM, power_shares
 from fairflare.testing.laws import CHECKS
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.assembly import build_federation
-from fairflare.build.config import make_config
-from fairflare.build.local import LocalSites
-from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.assembly import build_federation
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import LocalSites
+from fairflare.engine.setup.parts import build_parts
 
 TABLE, IMAGES = "support2:dirichlet", "digits"
 VALUES = {"local_steps": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "lr": 0.01, "group_by": "label"}

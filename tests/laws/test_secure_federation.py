@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.assembly import Credentials, build_federation, build_site, site_names
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.types import Round
-from fairflare.federation.aggregation.site_sums import SiteSums
-from fairflare.federation.audit import verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Instruction
+from fairflare.engine.aggregation.site_sums import SiteSums
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import Credentials, build_federation, build_site, site_names
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, combine
 from fairflare.privacy.secure_sum.protocol import SumRefused
@@ -185,7 +185,7 @@ def test_a_run_killed_in_the_middle_of_a_round_continues_to_the_same_bits(task, 
                 yield answer
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairflare.build.local.InProcess", Killed)
+        patched.setattr("fairflare.engine.setup.local.InProcess", Killed)
         with pytest.raises(KeyboardInterrupt):
             run_local(config, tmp_path / "b")
     continued = run_local(config, tmp_path / "b")

@@ -8,9 +8,9 @@ import math
 import numpy as np
 from scipy.special import expit, logit, ndtri
 
-from fairflare.clinic.kinds.classes import ClassCases
 from fairflare.core.metric import Metric
 from fairflare.functional.resampling import Array
+from fairflare.tasks.kinds.classes import ClassCases
 
 
 def average_precision(cases: ClassCases, counts: Array) -> Array:

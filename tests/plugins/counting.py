@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairflare.aggregators.base import State, WeighingRule, shares
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, rule, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, Weights
-from fairflare.rules.base import State, WeighingRule, shares
 from fairflare.trainers.base import Trainer
 
 PAPER = Paper("Nobody", "A field", "Nowhere", 2020, "https://example.org")

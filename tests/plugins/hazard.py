@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fairflare.clinic.base import Preset, Task
-from fairflare.clinic.inputs import Scaling, TableInputs
-from fairflare.clinic.kind import TaskKind
-from fairflare.clinic.readers.table_features import Feature
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.metric import Metric
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Feature
+from fairflare.data.tensors import Split, TensorData
+from fairflare.tasks.base import Preset, Task
+from fairflare.tasks.kind import TaskKind
 
 MONTHS = (3, 6, 12, 24)
 """Ends of the intervals; who is alive after the last one is censored in it."""

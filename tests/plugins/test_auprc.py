@@ -9,15 +9,15 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from fairflare.app.cli import main
-from fairflare.build import tasks
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core import metric
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
-from fairflare.federation.benefit.measured import Pair, measured
-from fairflare.federation.messages import Instruction
+from fairflare.engine.benefit.measured import Pair, measured
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.resampling import resamples
 from fairflare.testing import check_metric
 
@@ -105,7 +105,7 @@ def test_of_more_classes_it_is_none(plugin):
 def test_a_second_metric_of_a_name_is_refused(plugin, monkeypatch):
     monkeypatch.setattr(plugin, "OTHER", metric.Metric("auc", each=lambda cases: np.ones(1)), raising=False)
     metric._found.cache_clear()
-    with pytest.raises(UserError, match="metric 'auc' is defined twice: in fairflare.clinic.metrics and in"):
+    with pytest.raises(UserError, match="metric 'auc' is defined twice: in fairflare.tasks.metrics and in"):
         metric.metrics()
     monkeypatch.undo()
     metric._found.cache_clear()

@@ -19,14 +19,14 @@ import dataclasses, json, sys, torch
 from pathlib import Path
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairflare.app.describe import answer_table
-from fairflare.build.assembly import allowed, build_site
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
-from fairflare.build.config import make_config
+from fairflare.engine.setup.assembly import allowed, build_site
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.config import make_config
 from fairflare.core.types import Round
-from fairflare.federation.audit import verify
-from fairflare.federation.gate import Gate
-from fairflare.federation.messages import Instruction
+from fairflare.engine.audit import verify
+from fairflare.engine.gate import Gate
+from fairflare.engine.messages import Instruction
 from fairflare.flare.egress import META
 from fairflare.flare.wire import answer_from_model, answer_to_shareable
 from fairflare.privacy.egress import EgressRefused

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from fairflare.app.describe import leaving_rows
-from fairflare.build.assembly import build_federation, build_site, site_names
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Instruction
-from fairflare.federation.traffic import NUMBER
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_federation, build_site, site_names
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.traffic import NUMBER
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fairflare.app.cli import main
-from fairflare.build import tasks
-from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
 from fairflare.testing import check_metric, check_task
 from fairflare.testing import tasks as kit
 

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from fairflare.federation import loop
-from fairflare.federation.audit import verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Answer
-from fairflare.federation.participation import Participation
-from fairflare.federation.state import save_checkpoint
+from fairflare.engine import loop
+from fairflare.engine.attendance import Participation
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Answer
+from fairflare.engine.state import save_checkpoint
 from helpers import initial_model, make_federation, make_sites
 
 

@@ -9,10 +9,10 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE, CODES, Finding, accept, band, band_text, packed, unpacked
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import RunConfig, make_config
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import RunConfig, make_config, with_step
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
 from fairflare.core.types import Round
-from fairflare.federation.after.base import Cases, Shape
-from fairflare.federation.after.conformal import Conformal
-from fairflare.federation.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
-from fairflare.federation.after.server import After
-from fairflare.federation.after.site import AfterAtSite
-from fairflare.federation.aggregation.plain import Plain, PlainAtSite
+from fairflare.engine.after.base import Cases, Shape
+from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
+from fairflare.engine.after.server import After
+from fairflare.engine.after.site import AfterAtSite
+from fairflare.engine.aggregation.plain import Plain, PlainAtSite
+from fairflare.engine.setup.config import RunConfig, make_config, with_step
 from fairflare.functional.conformal import quantile, rank_of, true_scores
 from fairflare.functional.recalibration import fitted
 from fairflare.functional.risk_control import fewest

@@ -9,9 +9,9 @@ import pytest
 
 from fairflare.app.after import take_step
 from fairflare.app.cli import main
-from fairflare.federation.audit import model_hash
-from fairflare.federation.files import read_model
-from fairflare.federation.site import Site
+from fairflare.engine.audit import model_hash
+from fairflare.engine.files import read_model
+from fairflare.engine.site import Site
 from run_folders import Dies, call, entries_of, put_entries
 
 HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--no-solo", "--workers", "1"]

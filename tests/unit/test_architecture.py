@@ -15,36 +15,38 @@ from fairflare.core.imports import imports as read_imports
 from fairflare.core.imports import module_files, module_of
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
-PARTS = {"selectors", "trainers", "probes", "rules", "server_optimizers"}
+PARTS = {"participation", "trainers", "probes", "aggregators", "server_optimizers"}
 BELOW = {
     "core": set(),
     "functional": {"core"},
     "trainers": {"core", "functional", "privacy"},
     "probes": {"core", "functional", "privacy"},
-    "rules": {"core", "functional"},
-    "selectors": {"core"},
+    "aggregators": {"core", "functional"},
+    "participation": {"core"},
     "server_optimizers": {"core"},
     "methods": {"core"},
     "privacy": {"core", "functional"},
-    "federation": {"core", "functional", "privacy", *PARTS},
-    "clinic": {"core", "functional", "privacy"},
-    "datasets": {"core", "functional", "clinic"},
-    "report": {"core", "functional", "federation"},
+    "data": {"core", "functional", "privacy"},
+    "networks": {"core", "data"},
+    "tasks": {"core", "functional", "privacy", "data", "networks"},
+    "engine": {"core", "functional", "privacy", "data", "networks", "tasks", *PARTS},
+    "datasets": {"core", "functional", "data", "networks", "tasks"},
+    "report": {"core", "functional", "engine"},
     "papers": {"core", "report"},
-    "build": {"core", "functional", "privacy", "federation", "clinic", *PARTS},
-    "flare": {"core", "functional", "privacy", "federation", "clinic", "report", "build", "rules"},
-    "inference": {"core", "functional", "federation", "clinic", "report", "build", "trainers"},
-    "testing": {"core", "functional", "privacy", "federation", "clinic", "build", *PARTS},
+    "flare": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", "report", "aggregators"},
+    "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers"},
+    "testing": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", *PARTS},
     "app": {
         "core",
         "functional",
         "privacy",
-        "federation",
-        "clinic",
+        "data",
+        "networks",
+        "tasks",
+        "engine",
         "datasets",
         "report",
         "papers",
-        "build",
         "flare",
         "inference",
         "testing",
@@ -116,8 +118,8 @@ def test_modules_import_each_other_in_no_circle():
         visit(name, [])
 
 
-@each("path", sorted((PACKAGE / "rules").glob("*.py")), ids=lambda p: p.name)
-def test_rules_touch_no_data_device_or_file(path):
+@each("path", sorted((PACKAGE / "aggregators").glob("*.py")), ids=lambda p: p.name)
+def test_aggregators_touch_no_data_device_or_file(path):
     for name in imports(path):
         assert name.split(".")[0] not in ("pathlib", "os", "io", "socket", "subprocess"), f"{path.name} imports {name}"
     assert ".cuda" not in path.read_text() and "open(" not in path.read_text()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import GENESIS, AuditLog, entry_hash, model_hash, read, verify
+from fairflare.engine.audit import GENESIS, AuditLog, entry_hash, model_hash, read, verify
 
 
 @pytest.fixture

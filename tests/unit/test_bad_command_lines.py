@@ -113,7 +113,7 @@ HEAD = """
 from dataclasses import dataclass
 from fairflare.core.types import Paper
 from fairflare.core.registry import method, probe, trainer
-from fairflare.rules.base import WeighingRule as Rule
+from fairflare.aggregators.base import WeighingRule as Rule
 PAPER = Paper("a", "b", "c", 2026, "https://example.org")
 """
 PLUGINS = {

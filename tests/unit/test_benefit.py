@@ -13,27 +13,27 @@ from sklearn.utils import resample
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build import tasks
-from fairflare.build.assembly import build_site
-from fairflare.build.benefit import asks_by_itself
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import build_parts
-from fairflare.clinic import dice
-from fairflare.clinic.kind import resampled
-from fairflare.clinic.kinds.classes import CLASSES
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.core.types import Round
-from fairflare.federation.benefit.measured import Pair, measured, reports
-from fairflare.federation.benefit.server import Benefit
-from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.files import read_model, read_tensors
-from fairflare.federation.messages import Answer, Instruction
-from fairflare.federation.site import Site
+from fairflare.engine.benefit.measured import Pair, measured, reports
+from fairflare.engine.benefit.server import Benefit
+from fairflare.engine.files import read_model, read_tensors
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.benefit import asks_by_itself
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.site import Site
+from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.functional.resampling import percentile_interval, resamples, weighted_auc, weighted_mean
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
+from fairflare.tasks import dice
+from fairflare.tasks.kind import resampled
+from fairflare.tasks.kinds.classes import CLASSES
 from run_folders import Dies, call
 
 HEART = ["--task", "heart:full", "--rounds", "3", "--set", "group_by=sex", "--workers", "1"]
@@ -219,7 +219,7 @@ def alone(folder):
 
 
 def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflare.federation.benefit.alone.KEPT_AFTER", 0.0)
+    monkeypatch.setattr("fairflare.engine.benefit.alone.KEPT_AFTER", 0.0)
     whole, train = alone(tmp_path / "whole")
     assert whole.alone.advance(PARTS.model, train) == 4
     torn, train = alone(tmp_path / "torn")
@@ -335,7 +335,7 @@ def test_a_finished_run_that_cannot_be_asked_says_what_to_do(bare, tmp_path, cap
     personal = run(tmp_path / "ditto", "--no-solo", method="ditto")
     assert call("after", personal, "--step", "solo") == 2
     assert "ditto: keeps personal models at the sites; run it with --solo" in capsys.readouterr().err
-    monkeypatch.setattr("fairflare.build.after_run.model_hash", lambda model: "other")
+    monkeypatch.setattr("fairflare.engine.setup.after_run.model_hash", lambda model: "other")
     assert call("after", shutil.copytree(bare, tmp_path / "other"), "--step", "solo") == 2
     assert "makes another initial model than the run began with; run it with --solo" in capsys.readouterr().err
 

@@ -8,18 +8,18 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
-from fairflare.federation import best, loop
-from fairflare.federation.audit import AuditLog, model_hash, verify
-from fairflare.federation.best import Candidate, Choice
-from fairflare.federation.files import BEST, BEST_MODELS, MODEL, read_json, read_model
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.model_files import ModelFiles
-from fairflare.federation.state import save_tensors
-from fairflare.inference.opened import open_run
+from fairflare.engine import best, loop
+from fairflare.engine.audit import AuditLog, model_hash, verify
+from fairflare.engine.best import Candidate, Choice
+from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.model_files import ModelFiles
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.state import save_tensors
+from fairflare.inference.loaded_run import open_run
 from fairflare.report.write import verify_run, write_report
 from helpers import Accuracy, initial_model, make_federation, make_sites
 

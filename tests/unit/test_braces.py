@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fairflare.build.config import RunConfig, make_config
+from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.flare.braces import hidden, shown
 
 SCALING = json.dumps({"fill": [1.0], "mean": [0.5], "std": [2.0]})

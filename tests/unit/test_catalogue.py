@@ -73,7 +73,7 @@ def copied(tmp_path):
 def test_a_file_that_changed_came_or_went_is_noticed(tmp_path, monkeypatch):
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
     package, known = copied(tmp_path)
-    rule = package / "rules" / "fedavg.py"
+    rule = package / "aggregators" / "fedavg.py"
     text = rule.read_text()
     assert catalogue.is_current(package, known)
     rule.write_text(text.replace("examples", "example"))

@@ -11,7 +11,7 @@ import torch
 from fairflare.core.channel import INLINE, Channel, connected, pack
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.workers import portable
-from fairflare.federation.messages import Answer
+from fairflare.engine.messages import Answer
 
 LARGE = INLINE // 2
 

@@ -7,11 +7,11 @@ from fairflare.app.arguments import on_grid
 from fairflare.app.cli import main
 from fairflare.app.runs import default_folder
 from fairflare.app.study import arms
-from fairflare.build.chosen import chosen_parts, composed_title
-from fairflare.build.config import RunConfig, make_config
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
+from fairflare.engine.setup.chosen import chosen_parts, composed_title
+from fairflare.engine.setup.config import RunConfig, make_config
 
 TASK = "support2:dirichlet"
 

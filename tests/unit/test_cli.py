@@ -11,8 +11,8 @@ import torch
 from cases import each
 from fairflare.app import cli
 from fairflare.app.cli import main
-from fairflare.federation.files import read_tensors
-from fairflare.federation.state import save_tensors
+from fairflare.engine.files import read_tensors
+from fairflare.engine.state import save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
 
@@ -84,9 +84,9 @@ def test_a_run_folder_holds_what_was_promised(finished):
 
 
 def test_the_config_repeats_the_run(finished, tmp_path):
-    from fairflare.build.config import RunConfig
-    from fairflare.build.local import run_local
-    from fairflare.federation.audit import model_hash
+    from fairflare.engine.audit import model_hash
+    from fairflare.engine.setup.config import RunConfig
+    from fairflare.engine.setup.local import run_local
 
     config = RunConfig.from_json(json.loads((finished / "config.json").read_text()))
     again = run_local(config, tmp_path)
@@ -233,7 +233,7 @@ def test_no_run_there_is_one_line(capsys, tmp_path, command):
 
 def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkeypatch):
     """All sites send NaN in round 2: exit code 1, one line, and a report that says so."""
-    from fairflare.federation.site import Site
+    from fairflare.engine.site import Site
 
     train = Site._train
 
@@ -252,9 +252,9 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
 
 def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
     """A ResNet-18 state dict with another head: everything but the head is taken over; nobody sees the path."""
-    from fairflare.build.config import make_config
-    from fairflare.build.parts import build_parts
-    from fairflare.clinic.networks import build
+    from fairflare.engine.setup.config import make_config
+    from fairflare.engine.setup.parts import build_parts
+    from fairflare.networks.builtin import build
 
     torch.manual_seed(1)
     weights = build("resnet18", 3, 1000).state_dict()

@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from fairflare import client
 from fairflare.app.arguments import own_script
 from fairflare.app.cli import main
-from fairflare.build.config import make_config
-from fairflare.build.local import LocalSites, run_local
-from fairflare.build.parts import build_parts
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.types import Batch, LocalWork, Round, Training
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import LocalSites, run_local
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare import script, script_side, site_policy
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.wire import answer_from_model, instruction_to_model

@@ -12,15 +12,15 @@ from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.schema import IN_USE
 from fairflare.core.types import Round
-from fairflare.federation.after.base import Cases
-from fairflare.federation.clinical import View, bins_of
-from fairflare.federation.clinical_site import ClinicalAtSite
-from fairflare.federation.messages import Instruction
+from fairflare.engine.after.base import Cases
+from fairflare.engine.clinical import View, bins_of
+from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import calibration as maths
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))

@@ -15,9 +15,9 @@ from fairflare import Cluster, Study
 from fairflare.app.cli import main
 from fairflare.app.parallel import budget
 from fairflare.app.runs import run_once
-from fairflare.build.config import make_config
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.versions import all_versions
+from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
 
 distributed = pytest.importorskip("distributed")
@@ -95,7 +95,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from cluster_runs import waits
 from fairflare import Cluster, Study
-from fairflare.build.config import make_config
+from fairflare.engine.setup.config import make_config
 config = make_config("fedavg", "support2:dirichlet", rounds=1, sites=3)
 Study({{"a": config, "b": config}}).make(Path({str(tmp_path)!r}), waits, Cluster({cluster.scheduler_address!r}))
 """

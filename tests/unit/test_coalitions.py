@@ -7,15 +7,15 @@ from itertools import combinations
 import pytest
 import torch
 
+from fairflare.aggregators.base import add_weighted, example_shares
+from fairflare.aggregators.fedci import FedCI, label
 from fairflare.core.types import Info, Outline, Reply, Round
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.gate import Gate
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.loop import Federation
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.gate import Gate
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.loop import Federation
 from fairflare.probes.coalition_error import CoalitionError
 from fairflare.probes.local_error import LocalError
-from fairflare.rules.base import add_weighted, example_shares
-from fairflare.rules.fedci import FedCI, label
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from cases import each
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import build_parts
 from fairflare.core import registry
 from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
 
 TASK = "support2"
 

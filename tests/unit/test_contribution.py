@@ -10,10 +10,10 @@ import pytest
 from cases import each
 from fairflare.app.cli import main
 from fairflare.app.contribution import Question, contribution_of, measure_contribution
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 
 
 def call(capsys, *arguments):

@@ -4,9 +4,9 @@
 import pytest
 import torch
 
+from fairflare.aggregators.fedcostwavg import STEEPEST, FedCostWAvg
+from fairflare.aggregators.fedpid import FedPID
 from fairflare.core.types import Info, Reply, Round
-from fairflare.rules.fedcostwavg import STEEPEST, FedCostWAvg
-from fairflare.rules.fedpid import FedPID
 
 COUNTS = {"a": 30, "b": 10, "c": 40}
 

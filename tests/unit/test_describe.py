@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from cases import each
 from fairflare.app.cli import cli
 from fairflare.app.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
-from fairflare.build import tasks
-from fairflare.build.config import RUN_KEYS, make_config
 from fairflare.core import registry
 from fairflare.core.errors import UserError
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RUN_KEYS, make_config
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from cases import each
 from fairflare.app.runs import cautions
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.early_end import EarlyEnd, Ending
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Answer
-from fairflare.federation.participation import Participation
+from fairflare.engine.attendance import Participation
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Answer
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from helpers import initial_model, make_federation, make_sites
 
 ASKED = ["a", "b", "c", "d"]

@@ -10,8 +10,8 @@ from torch import nn
 
 from fairflare.core.execution import Execution, give_back_freed_memory, keep_freed_memory
 from fairflare.core.types import LocalWork, Round
-from fairflare.federation.audit import verify
-from fairflare.federation.in_process import InProcess
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer
 from fairflare.trainers.weighted import WeightedTrainer

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.build.config import make_config
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.rules.fedavg import FedAvg
+from fairflare.engine.setup.config import make_config
 from fairflare.testing.example import copied, work_of_round
 from fairflare.trainers.feddyn import DRIFT, HISTORY, FedDynTrainer
 from fairflare.trainers.sgd import PlainTrainer

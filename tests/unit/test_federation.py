@@ -6,13 +6,13 @@ import dataclasses
 import pytest
 import torch
 
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedism import FedISM
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.messages import Answer, Instruction
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.fedism import FedISM
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.messages import Answer, Instruction
 from helpers import initial_model, make_federation, make_sites
 
 
@@ -112,7 +112,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, killed_in):
 
 def test_a_kill_between_log_and_checkpoint_repeats_that_round(tmp_path, monkeypatch):
     """The log already holds round 2 when the checkpoint is not written: round 2 runs again, to the same model."""
-    from fairflare.federation import loop
+    from fairflare.engine import loop
 
     save, calls = loop.save_checkpoint, []
 
@@ -152,7 +152,7 @@ def test_a_site_is_told_its_own_orders_only(tmp_path):
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path):
-    from fairflare.federation.state import write_atomically
+    from fairflare.engine.state import write_atomically
 
     path = tmp_path / "x"
     path.write_text("old")

@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.contrast import prototype_contrast
 from fairflare.functional.features import features_of
 from fairflare.probes.prototypes import Prototypes

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.filed import Filed, Room
-from fairflare.core.stored import Entries
+from fairflare.aggregators.fedheal import FedHEAL
+from fairflare.core.lazy_tensors import Entries
+from fairflare.core.mapped_counters import Filed, Room
 from fairflare.core.types import Info, Reply, Round
-from fairflare.federation.audit import model_hash, state_hash
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.engine.audit import model_hash, state_hash
+from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.functional import consistency
-from fairflare.rules.fedheal import FedHEAL
 
 SIZES = {"a": 70_000, "b": 3, "c": 0}
 ROUNDS = 6

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 from fairflare.functional.variance import Cell, variance_penalty
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.flexfair import FlexFair
 
 INFO = Info(Round(1, 3))
 

@@ -11,9 +11,9 @@ from cases import each
 from fairflare.core.findings import CODES
 from fairflare.core.types import Number
 from fairflare.core.versions import all_versions
-from fairflare.federation.gate import Gate, inspect_evaluation
-from fairflare.federation.messages import Answer
-from fairflare.federation.preflight import inspect_preflight, refusal
+from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.messages import Answer
+from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.probes.sharpness import Sharpness
 
 MODEL = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "steps": torch.tensor(4)}

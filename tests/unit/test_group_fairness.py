@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from cases import each
+from fairflare.aggregators.fairfed import FairFed
+from fairflare.aggregators.fairfedavg import FairFedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Outline, Reply, Round
 from fairflare.functional.group_rates import Counts, counts_of, rates, summed
 from fairflare.probes.fairness_counts import FairnessCounts
-from fairflare.rules.fairfed import FairFed
-from fairflare.rules.fairfedavg import FairFedAvg
 from fairflare.testing import check_probe
 from helpers import TRAINING
 

@@ -16,8 +16,8 @@ from fairflare.app.cli import main
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.words import known_after, says_class, says_site
-from fairflare.clinic.kinds.own import INSIDE
 from fairflare.core.errors import UserError
+from fairflare.tasks.kinds.own import INSIDE
 
 
 def call(capsys, *arguments):

@@ -11,10 +11,10 @@ import pytest
 
 from cases import each
 from dicom_sets import dataset, save
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.geometry import frames, geometry_of
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.geometry import frames, geometry_of
+from fairflare.data.readers.pictures import Reader
 
 READER = Reader(32, 1)
 

@@ -26,8 +26,8 @@ from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.show import lines
 from fairflare.app.intake.write import contents, write
-from fairflare.clinic.kinds.own import mark_of
 from fairflare.core.errors import UserError
+from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from fairflare.app.cli import main
-from fairflare.build import initial
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.initial import VARIABLE, named, start_from, tensors_of, unwrapped
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_model
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_model
+from fairflare.engine.setup import initial
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.initial import VARIABLE, named, start_from, tensors_of, unwrapped
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
 from helpers import small_network
 
 TASK = ["--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=linear"]

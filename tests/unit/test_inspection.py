@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.build.config import make_config
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import DataError
 from fairflare.core.versions import package_sha256, sha256_of
+from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.site_policy import SitePolicy
 
@@ -144,7 +144,7 @@ def test_a_manifest_lists_both_sides_and_the_user_s_own_files(tmp_path, monkeypa
     ):
         found = manifest.read_manifest(tmp_path / "job" / app)
         assert found["read_by"] == side and found["entry_point"] == entry
-        assert found["files"]["mine.py"]["lines"] == 2 and "fairflare/rules/my_probe.py" in found["files"]
+        assert found["files"]["mine.py"]["lines"] == 2 and "fairflare/aggregators/my_probe.py" in found["files"]
         assert not set(found["files"]) & {f"fairflare/{name}" for name in found["left_out"]}
 
 

@@ -14,17 +14,17 @@ from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
 from cases import each
-from fairflare.build import tasks
 from fairflare.core.types import INTERVALS, Round
-from fairflare.federation import intervals
-from fairflare.federation.gate import inspect_evaluation
-from fairflare.federation.intervals import over_patients
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine import intervals
+from fairflare.engine.gate import inspect_evaluation
+from fairflare.engine.intervals import over_patients
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import MANY, of_auc, of_mean, of_recalls, of_share
 from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.report.audit_reader import read_trail
 from fairflare.report.personal import personal_section
 from fairflare.report.rows import intervals_of, site_rows
-from fairflare.report.trail import read_trail
 from helpers import initial_model, make_sites
 from run_folders import call
 

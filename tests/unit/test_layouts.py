@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from cases import each
-from fairflare.build.at_site import _execution
-from fairflare.clinic.site_config import SiteConfig, read_site_config
 from fairflare.core import execution as execution_module
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, ahead, shared_gpu
 from fairflare.core.types import Round, Training
-from fairflare.federation.messages import Instruction
+from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.at_site import _execution
 from fairflare.flare import simulate
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer

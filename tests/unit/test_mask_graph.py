@@ -126,7 +126,7 @@ def test_the_bound_is_a_probability():
     ids=str,
 )
 def test_what_is_no_number_of_neighbours_is_refused(values, text):
-    from fairflare.build.config import make_config
+    from fairflare.engine.setup.config import make_config
 
     with pytest.raises(UserError, match=text):
         make_config("fedism", "support2:dirichlet", values={"n_sites": 40, **values})
@@ -134,7 +134,7 @@ def test_what_is_no_number_of_neighbours_is_refused(values, text):
 
 @pytest.mark.parametrize("given", ["all", "14", "39"])
 def test_a_configuration_carries_the_number_and_an_older_one_lacks_it(given):
-    from fairflare.build.config import RunConfig, make_config
+    from fairflare.engine.setup.config import RunConfig, make_config
 
     values = {"n_sites": 40, "secure_sum": "masks"}
     one = make_config("fedism", "support2:dirichlet", values={**values, "mask_neighbours": given})

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fairflare.core.types import Round
-from fairflare.federation.memory import SiteMemory, is_finite
-from fairflare.federation.messages import Instruction
+from fairflare.engine.memory import SiteMemory, is_finite
+from fairflare.engine.messages import Instruction
 from fairflare.privacy.egress import EgressRefused
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.contrast import directions, model_contrast
 from fairflare.testing.example import copied, work_of_round
 from fairflare.trainers.moon import PREVIOUS, Moon

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairflare.trainers
 from cases import each
-from fairflare.clinic import tensors
-from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core import registry
 from fairflare.core.execution import Execution
 from fairflare.core.types import LocalWork, Round, Training
+from fairflare.data import tensors
+from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.cropping import CroppedData
 from fairflare.datasets.kinds.flipping import FlippedData
 from fairflare.trainers import base, ditto

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
 from fairflare.core.versions import all_versions
-from fairflare.federation import norms
-from fairflare.federation.gate import Gate
-from fairflare.federation.messages import Answer
-from fairflare.federation.preflight import inspect_preflight, refusal
+from fairflare.engine import norms
+from fairflare.engine.gate import Gate
+from fairflare.engine.messages import Answer
+from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.setup.config import make_config
 from fairflare.functional.variances import without_negative_variances
 
 MODEL = {"w": torch.full((4,), 0.5), "bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
@@ -76,9 +76,9 @@ def test_the_ratio_is_a_setting_of_the_run():
 
 
 def test_the_ratio_reaches_the_gate(tmp_path):
-    from fairflare.build.assembly import build_federation
-    from fairflare.build.parts import build_parts
-    from fairflare.federation.in_process import InProcess
+    from fairflare.engine.in_process import InProcess
+    from fairflare.engine.setup.assembly import build_federation
+    from fairflare.engine.setup.parts import build_parts
 
     config = make_config("fedavg", "support2", values={"max_norm_ratio": "7.5"})
     gate = build_federation(config, build_parts(config), InProcess({}), tmp_path, "local").gate

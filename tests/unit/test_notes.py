@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import pytest
 
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.core import registry
 from fairflare.core.notes import Note, numbers
 from fairflare.core.registry import get_method
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 from fairflare.report.tensorboard import TensorBoard
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.fedheal import FedHEAL
 from fairflare.testing.laws import notes_are_declared
 from helpers import initial_model, make_federation
 

@@ -13,12 +13,12 @@ import pytest
 from cases import each
 from fairflare.app.cli import main
 from fairflare.app.study import arms
-from fairflare.build import tasks
-from fairflare.build.config import make_config
-from fairflare.clinic.base import Preset
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
+from fairflare.tasks.base import Preset
 
 OWN = {"site_names": "A,B,C", "datalists": "."}
 NEEDED = {"tabular": {"features": "x,y"}, "fundus": {}}

@@ -7,13 +7,13 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
-from fairflare.federation import loop
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.state import load_checkpoint, save_checkpoint
-from fairflare.rules.fedavg import FedAvg
+from fairflare.engine import loop
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.state import load_checkpoint, save_checkpoint
 from helpers import TRAINING, initial_model, make_federation, make_sites
 
 ROUNDS = TRAINING.rounds
@@ -173,8 +173,8 @@ def test_a_broken_one_ends_the_run_with_the_model_before(tmp_path, spoil, said):
 
 
 def test_no_such_rule_has_secure_sums(monkeypatch):
-    from fairflare.build.config import make_config
-    from fairflare.rules.fedism import FedISM
+    from fairflare.aggregators.fedism import FedISM
+    from fairflare.engine.setup.config import make_config
 
     monkeypatch.setattr(FedISM, "own_models", True)
     with pytest.raises(UserError, match="fedism gives sites models of their own"):

@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 
 from fairflare.app import console, terminal
-from fairflare.app.board import Board, Elsewhere
 from fairflare.app.cli import main
+from fairflare.app.multi_run_progress import Board, Elsewhere
 from fairflare.app.parallel import budget
 from fairflare.app.study import Study
-from fairflare.build.config import make_config
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.setup.config import make_config
 from fairflare.report.write import check_resumable, verify_run
 
 TASK = ["--task", "support2:dirichlet", "--sites", "3"]

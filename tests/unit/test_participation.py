@@ -8,13 +8,13 @@ import pytest
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.logged_files import memory_hash
-from fairflare.federation.state import load_checkpoint, save_tensors
-from fairflare.selectors.list import Named
-from fairflare.selectors.share import Share
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.logged_files import memory_hash
+from fairflare.engine.state import load_checkpoint, save_tensors
+from fairflare.participation.list import Named
+from fairflare.participation.share import Share
 from fairflare.server_optimizers.adaptive import Adam
 from fairflare.server_optimizers.momentum import Momentum
 from helpers import initial_model, make_federation, make_sites

@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.config_checks import _check_sites
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.registry import checked
 from fairflare.core.types import Round
-from fairflare.federation.files import read_tensors
-from fairflare.federation.gate import Gate, inspect_evaluation
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.memory import SiteMemory, claimed, forget, personal_file
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.files import read_tensors
+from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import SiteMemory, claimed, forget, personal_file
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.rules.fedavg import FedAvg
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
 from fairflare.trainers.fedprox import FedProx

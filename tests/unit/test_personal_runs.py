@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.app.cli import main
-from fairflare.federation.files import read_tensors
+from fairflare.engine.files import read_tensors
 from fairflare.trainers.base import Trainer
 
 SMALL = ("--no-solo", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2")

@@ -72,7 +72,7 @@ def test_it_runs(ended, folder):
 
 def test_its_job_carries_it(ended, folder):
     assert ended[2][0] == 0
-    shipped = folder / "job" / "app_sites" / "custom" / "fairflare" / "rules" / "toy_rule.py"
+    shipped = folder / "job" / "app_sites" / "custom" / "fairflare" / "aggregators" / "toy_rule.py"
     assert shipped.read_text() == TOY.read_text()
 
 

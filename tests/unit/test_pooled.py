@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.build.assembly import build_federation
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
-from fairflare.clinic.pooled import pooled
-from fairflare.clinic.readers.files import FileSplit
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
+from fairflare.data.centralised import pooled
+from fairflare.data.readers.files import FileSplit
+from fairflare.data.tensors import Split, TensorData
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.assembly import build_federation
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.recipe import FairRecipe
 from fairflare.report.compare import compare
 from fairflare.report.write import write_report

@@ -44,7 +44,7 @@ def test_the_simulator_asks_for_reserved_ports(monkeypatch):
 
 def test_the_simulator_s_server_is_a_fork_where_there_is_no_gpu(monkeypatch, tmp_path):
     """What a process has asked CUDA for, a fork of it cannot use."""
-    from fairflare.build.config import make_config
+    from fairflare.engine.setup.config import make_config
     from fairflare.flare import forked_simulator, simulate
 
     ran = []

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import each
-from fairflare.clinic.site_config import stricter
 from fairflare.core.schema import Answer
 from fairflare.core.types import Number
+from fairflare.data.site_config import stricter
 from fairflare.privacy.counts import released, released_unions
 from fairflare.privacy.egress import Egress, EgressRefused
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.clinic import networks
 from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Outline, Round
+from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity, last_encoder
 from fairflare.probes.group_loss import GroupLoss
 from fairflare.probes.leave_one_out import LeaveOneOut, without

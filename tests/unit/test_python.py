@@ -16,7 +16,7 @@ from fairflare import Federation
 from fairflare.app.cli import main
 from fairflare.app.federation import _row
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 from own_code import write_code
 
 SMALL = {"rounds": 1, "settings": {"train.lr": 0.01}}

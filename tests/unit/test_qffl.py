@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.qfedavg import LONGEST, QFedAvg
+from fairflare.aggregators.qffl import QFFL
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
-from fairflare.rules.qfedavg import LONGEST, QFedAvg
-from fairflare.rules.qffl import QFFL
 
 INFO = Info(Round(1, 5), lr=0.5)
 

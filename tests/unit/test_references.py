@@ -7,8 +7,8 @@ import pytest
 
 from fairflare.app.cli import main
 from fairflare.app.references import reference_of_run, with_references
-from fairflare.build.config import make_config
 from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
 
 TASK = "support2:dirichlet"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.schema import MASKED, Answer
+from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update

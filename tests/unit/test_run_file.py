@@ -11,7 +11,7 @@ from fairflare.app.commands.run import run
 from fairflare.app.run_file import as_text, flat_settings, read_run_file, with_file
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
 
 RUN = """
 method: fedism-plus

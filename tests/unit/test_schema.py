@@ -20,12 +20,12 @@ from fairflare.core.schema import (
 )
 from fairflare.core.slots import Slot, flat, nested, slots_of
 from fairflare.core.types import Number, Outline, Round, TensorSpec
-from fairflare.federation import field_checks
-from fairflare.federation.checks import checked_seconds
-from fairflare.federation.clinical import View
-from fairflare.federation.gate import Gate, inspect_evaluation
-from fairflare.federation.received import check_received
-from fairflare.federation.traffic import Traffic
+from fairflare.engine import field_checks
+from fairflare.engine.checks import checked_seconds
+from fairflare.engine.clinical import View
+from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.incoming_checks import check_received
+from fairflare.engine.traffic import Traffic
 from fairflare.flare import pieces
 from fairflare.flare.wire import (
     answer_from_model,

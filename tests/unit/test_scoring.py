@@ -10,19 +10,19 @@ import weakref
 import pytest
 
 from cases import each
-from fairflare.build.assembly import build_federation, build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation import loop, unscored
-from fairflare.federation.audit import AuditLog, model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.history import read_history
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.scoring import Backlog, Beside
-from fairflare.federation.state import save_tensors
-from fairflare.federation.unscored import UNSCORED, Unscored
-from fairflare.report.trail import read_trail
+from fairflare.engine import loop, unscored
+from fairflare.engine.audit import AuditLog, model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.history import read_history
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.scoring import Backlog, Beside
+from fairflare.engine.setup.assembly import build_federation, build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.state import save_tensors
+from fairflare.engine.unscored import UNSCORED, Unscored
+from fairflare.report.audit_reader import read_trail
 from helpers import initial_model, make_federation, make_sites
 
 LIMIT = 30

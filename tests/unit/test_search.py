@@ -12,11 +12,11 @@ from fairflare.app.cli import main
 from fairflare.app.search import Search, _study, checked, run_search
 from fairflare.app.search_space import Choices, Range, parse_over
 from fairflare.app.search_trials import best_of, run_trial, scored
-from fairflare.build.config import make_config
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
-from fairflare.federation.best import Choice
+from fairflare.data.tensors import TensorData
+from fairflare.engine.audit import verify
+from fairflare.engine.best import Choice
+from fairflare.engine.setup.config import make_config
 
 OVER = {"train.lr": Range(1e-4, 1e-2, True), "rule.state": Choices(("S", "L"))}
 BY_MEAN = Choice("mean", metric="auc")

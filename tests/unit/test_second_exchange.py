@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.base import add_weighted, uniform
+from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Outline
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.files import read_tensors
-from fairflare.federation.gate import Gate
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.loop import Federation
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.messages import Answer
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.gate import Gate
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.loop import Federation
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.messages import Answer
+from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.probes.cka import LayerSimilarity
-from fairflare.rules.base import add_weighted, uniform
-from fairflare.rules.fedlwr import FedLWR
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 
@@ -139,7 +139,7 @@ def test_sites_may_restart_between_the_exchanges(tmp_path):
 def test_a_site_that_lost_its_model_says_so():
     fresh = sites()["site-1"]
     from fairflare.core.types import Round
-    from fairflare.federation.messages import Instruction
+    from fairflare.engine.messages import Instruction
 
     with pytest.raises(RuntimeError, match="no model of round 3 was kept"):
         fresh.handle(Instruction("compare", Round(3, 4), initial_model()))

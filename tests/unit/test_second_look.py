@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.app.second_look import _add, _redrawn, _same_patients, parse_options
+from fairflare.app.reevaluation import _add, _redrawn, _same_patients, parse_options
 from fairflare.app.study import arms
-from fairflare.build import tasks
 from fairflare.core.errors import UserError
+from fairflare.engine.setup import tasks
 
 TASK = {"n_sites": 4, "alpha": 1.0, "model": "linear"}
 

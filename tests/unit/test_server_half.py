@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.build.composition import misfit
-from fairflare.build.config import make_config
+from fairflare.aggregators.base import Rule
+from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedufo import FedUFO
+from fairflare.aggregators.solo import Solo
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import TensorSpec
-from fairflare.federation.logged_files import memory_hash
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint, save_tensors
-from fairflare.rules.base import Rule
-from fairflare.rules.fedavg import FedAvg
-from fairflare.rules.fedufo import FedUFO
-from fairflare.rules.solo import Solo
+from fairflare.engine.logged_files import memory_hash
+from fairflare.engine.setup.composition import misfit
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint, save_tensors
 from fairflare.testing import check_trainer
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
@@ -26,7 +26,7 @@ from fairflare.trainers.weighted import WeightedTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
 from cases import each
-from fairflare.federation.files import read_tensors
+from fairflare.engine.files import read_tensors
 from runs import TASK, bits, interrupted, run  # noqa: E402
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01, "trainer": "drift"}

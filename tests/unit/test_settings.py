@@ -12,15 +12,15 @@ from cases import each
 from fairflare.app.arguments import on_grid, own_names, own_pairs
 from fairflare.app.describe import method_rows, part_rows
 from fairflare.app.study import arms
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import run_local
-from fairflare.build.method_parts import default_parts
-from fairflare.build.parts import build_parts
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned
 from fairflare.core.types import Paper
-from fairflare.federation.audit import model_hash
+from fairflare.engine.audit import model_hash
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.parts import build_parts
 from fairflare.trainers.sgd import PlainTrainer
 
 TASK = "support2"
@@ -226,7 +226,7 @@ def test_the_quorum_follows_the_selected_sites():
 
 
 def make_parts_sites(task, count):
-    from fairflare.build.assembly import site_names
+    from fairflare.engine.setup.assembly import site_names
 
     return site_names(make_config("fedavg", task, sites=count))
 

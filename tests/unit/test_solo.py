@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from fairflare.aggregators.solo import Solo
 from fairflare.core.types import Info, Reply, Round
 from fairflare.report.write import write_report
-from fairflare.rules.solo import Solo
 from fairflare.testing import check_method, check_rule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))

@@ -9,14 +9,14 @@ import os
 import pytest
 import torch
 
-from fairflare.build.method_parts import default_parts
+from fairflare.core.lazy_tensors import Entries, Stored
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.stored import Entries, Stored
 from fairflare.core.types import Info, Reply, Round
-from fairflare.federation import loop
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.spool import Spooled
+from fairflare.engine import loop
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.disk_buffer import Spooled
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup.method_parts import default_parts
 from helpers import initial_model, make_federation, make_sites
 from runs import bits, run
 
@@ -95,7 +95,7 @@ def test_on_a_full_disk_updates_stay_in_memory(monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairflare.federation.spool._opened", Full)
+    monkeypatch.setattr("fairflare.engine.disk_buffer._opened", Full)
     assert spooled(UPDATE, room=0)[0].update is UPDATE
 
 

@@ -9,17 +9,17 @@ from torch import nn
 
 from cases import each
 from fairflare.app import runs
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
-from fairflare.federation.audit import AuditLog, model_hash
+from fairflare.engine.audit import AuditLog, model_hash
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.recipe import FairRecipe
-from fairflare.trainers import together
+from fairflare.trainers import vmap_training as together
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer
-from fairflare.trainers.together import train_together, unstackable
+from fairflare.trainers.vmap_training import train_together, unstackable
 from helpers import Blobs
 
 CPU = torch.device("cpu")

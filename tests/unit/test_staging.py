@@ -12,10 +12,10 @@ import pytest
 
 import fairflare
 from fairflare.app.cli import main
-from fairflare.build import tasks
-from fairflare.build.config import make_config
 from fairflare.core import manifest, registry, user_code, versions
 from fairflare.core.errors import UserError
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.staging import copy_package, modules_of_run, needed, own_files
 from own_folder import write_images, write_tables
@@ -82,11 +82,11 @@ def test_a_site_is_sent_no_server():
     """The loop, the gate, the log's readers and what weighs updates stay at the server."""
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
     server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server", "benefit/server")
-    assert not names & {f"federation/{name}.py" for name in server}
-    assert not names & {"build/assembly.py", "build/at_server.py"}
-    assert not names & {"flare/controller.py", "rules/bounded.py"}
+    assert not names & {f"engine/{name}.py" for name in server}
+    assert not names & {"engine/setup/assembly.py", "engine/setup/at_server.py"}
+    assert not names & {"flare/controller.py", "aggregators/bounded.py"}
     assert {"flare/script.py", "flare/script_side.py"} <= {p.as_posix() for p in at_site("fedavg", "script")} - names
-    assert "clinic/readers/pictures.py" not in names, "a run on tables reads no images"
+    assert "data/readers/pictures.py" not in names, "a run on tables reads no images"
 
 
 def test_every_task_brings_its_own_module_and_no_other_data_set():
@@ -116,8 +116,8 @@ def test_imports_by_name_are_known():
         calls = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
         if any(ast.unparse(call.func).endswith(("import_module", "__import__")) for call in calls):
             found[path.relative_to(SOURCE).as_posix()] = True
-    known = {"__init__.py", "build/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
-    known |= {"clinic/monai_networks.py", "core/metric.py", "flare/executor.py"}
+    known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
+    known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
 
 
@@ -157,7 +157,7 @@ def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     """What FLARE's processes render with the files that their job carries, the next command finds."""
     copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     code = f"""if True:
-        from fairflare.build.tasks import load
+        from fairflare.engine.setup.tasks import load
         from fairflare.datasets.simulated import cache
         print(cache.__file__)
         print(cache._key(load({task!r}), "site-1"))"""
@@ -185,7 +185,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
-from fairflare.build import tasks
+from fairflare.engine.setup import tasks
 from fairflare.core import registry
 assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) <= 3, sorted(tasks.TASKS)
 assert len(registry.methods()) <= 3, sorted(registry.methods())
@@ -215,8 +215,8 @@ for folder, method in json.load(open(sys.argv[1])):
     try:
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
-        from fairflare.build import tasks
-        from fairflare.build.method_parts import default_parts
+        from fairflare.engine.setup import tasks
+        from fairflare.engine.setup.method_parts import default_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
         default_parts(method), registry.methods(), tasks.known("tabular")
@@ -251,8 +251,8 @@ def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
         assert (package / "datasets" / "simulated" / "corruptions.py").is_file()
         assert (package / "datasets" / "kinds" / "partition.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
-        assert (package / "rules" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()
-        assert {"mine.py", "fairflare/rules/my_probe.py"} <= set(manifest.read_manifest(app)["files"])
+        assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()
+        assert {"mine.py", "fairflare/aggregators/my_probe.py"} <= set(manifest.read_manifest(app)["files"])
 
 
 def test_a_script_that_asks_for_the_python_interface_gets_it(tmp_path, monkeypatch):
@@ -280,9 +280,9 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
-from fairflare.build.at_site import build_site
-from fairflare.build.run_config import RunConfig
-from fairflare.build.site_parts import site_parts
+from fairflare.engine.setup.at_site import build_site
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.site_parts import site_parts
 import fairflare.flare.executor, fairflare.flare.egress
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
 from fairflare.flare.braces import shown
@@ -314,7 +314,7 @@ def test_an_exported_job_builds_without_data_sets(task, tmp_path):
         for path in (tmp_path / "job").rglob("*"):
             file.write(path, path.relative_to(tmp_path / "job"))
     names = zipfile.ZipFile(archive).namelist()
-    assert "app_sites/custom/fairflare/clinic/base.py" in names
+    assert "app_sites/custom/fairflare/tasks/base.py" in names
     assert not [name for name in names if "/datasets" in name]
     zipfile.ZipFile(archive).extractall(tmp_path / "site")
     server = json.loads((tmp_path / "job" / "app_server" / "config" / "config_fed_server.json").read_text())

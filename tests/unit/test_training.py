@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fairflare.core.types import LocalWork, Number, Round
-from fairflare.federation.gate import Gate
-from fairflare.federation.memory import SiteMemory
-from fairflare.federation.messages import Instruction
+from fairflare.engine.gate import Gate
+from fairflare.engine.memory import SiteMemory
+from fairflare.engine.messages import Instruction
 from fairflare.privacy.egress import Egress
 from fairflare.probes.sharpness import Sharpness
 from fairflare.trainers.batches import local_batches

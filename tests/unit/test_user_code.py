@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.clinic import own_network
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.networks import own as own_network
 from own_code import write_code
 
 A_CLASS = (inspect.isclass, "a class")
@@ -56,7 +56,7 @@ def test_own_network_and_data_train(tmp_path, capsys):
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_have_the_users_code(method, tmp_path, monkeypatch, capsys):
     """A forked worker has what the command has imported, a spawned one imports it itself."""
-    monkeypatch.setattr("fairflare.build.local.start_method", lambda threads: method)
+    monkeypatch.setattr("fairflare.engine.setup.local.start_method", lambda threads: method)
     heads = []
     for count in ("1", "2"):
         command = ("run", "fedavg", *own(tmp_path), "--rounds", "1", "--out", tmp_path / count, "--workers", count)

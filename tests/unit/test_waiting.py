@@ -16,7 +16,7 @@ from fairflare.app import preflight, progress, waiting
 from fairflare.app.intake import walk
 from fairflare.app.progress import Counter, Progress
 from fairflare.app.waiting import Waiting, started, starting
-from fairflare.clinic import preflight as at_site
+from fairflare.tasks import preflight as at_site
 
 
 class Terminal(io.StringIO):

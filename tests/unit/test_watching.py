@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cases import each
 from fairflare.app.cli import cli
-from fairflare.app.watching import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.app.live_view import MOST_SITES, Watched, bars, headlines, picture, watch
 from fairflare.core.errors import UserError
 
 BEGUN = datetime.now(timezone.utc) - timedelta(seconds=60)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.report.learned import verdict
+from fairflare.report.sanity_checks import verdict
 
 SIZES, COLUMNS, TELLING = (240, 150, 92), 206, 8
 

@@ -10,12 +10,12 @@ import torch
 
 import dicom_sets
 from dicom_sets import dataset, save
-from fairflare.build import plans, tasks
-from fairflare.build.config import RunConfig, make_config
-from fairflare.clinic.fingerprint import Fingerprint, fingerprint
-from fairflare.clinic.planning import cautions, plan
-from fairflare.clinic.readers.pictures import Reader, stored
-from fairflare.inference.opened import open_run
+from fairflare.data.readers.pictures import Reader, stored
+from fairflare.engine.setup import plans, tasks
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.inference.loaded_run import open_run
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.planning import cautions, plan
 from model_use import call, reported, rows, run, run_bundle
 
 

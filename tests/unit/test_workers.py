@@ -16,18 +16,18 @@ import torch
 
 from fairflare.app.cli import main
 from fairflare.app.runs import workers_for
-from fairflare.build import local
-from fairflare.build.config import make_config
-from fairflare.build.local import LocalSites, run_local
-from fairflare.build.parts import build_parts
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
-from fairflare.federation import in_workers
-from fairflare.federation.audit import model_hash, verify
-from fairflare.federation.files import read_tensors
-from fairflare.federation.in_workers import InWorkers, shares
-from fairflare.federation.messages import Instruction
+from fairflare.engine import in_workers
+from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.files import read_tensors
+from fairflare.engine.in_workers import InWorkers, shares
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup import local
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import LocalSites, run_local
+from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import check_resumable, verify_run
 from helpers import initial_model, make_sites
 from plugin_files import loaded
@@ -303,7 +303,7 @@ def killed_in_round_two(folder, count):
     """A run with so many workers whose command is killed before it writes its second checkpoint."""
 
     def patch():
-        from fairflare.federation import loop
+        from fairflare.engine import loop
 
         save = loop.save_checkpoint
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fairflare.aggregators.base import State, WeighingRule, shares
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Weights
-from fairflare.rules.base import State, WeighingRule, shares
 
 
 @method(

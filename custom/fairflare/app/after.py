@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.folders import is_run, opened
-from fairflare.build.after_run import Ended, benefit_after, step_after
-from fairflare.build.benefit import with_benefit
-from fairflare.build.config import RunConfig, with_step
-from fairflare.build.method_parts import method_parts
 from fairflare.core import registry
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import AuditLog
-from fairflare.federation.files import AUDIT, BEST, CONFIG, read_json, read_model
-from fairflare.federation.logged_files import read_final, read_standing
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
+from fairflare.engine.logged_files import read_final, read_standing
+from fairflare.engine.setup.after_run import Ended, benefit_after, step_after
+from fairflare.engine.setup.benefit import with_benefit
+from fairflare.engine.setup.config import RunConfig, with_step
+from fairflare.engine.setup.method_parts import method_parts
 from fairflare.report.write import verified_run, write_report
 
 SOLO = "solo"

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import SITE, shown
+from fairflare.tasks.forms import FORMS
 
 LONGEST_NAME = 100
 """Characters of a folder's name that stand for a method's settings."""
@@ -36,8 +36,8 @@ def own_data(
     Raises:
         UserError: neither is given, or the folder holds no lists.
     """
-    from fairflare.build.tasks import TASKS
-    from fairflare.clinic.kinds.own import OwnData, folder_of_lists, sites_in
+    from fairflare.engine.setup.tasks import TASKS
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists, sites_in
 
     if datalists is None:
         if task is None and kind is not None and classes is not None:
@@ -120,7 +120,7 @@ def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[st
     """
     if plan is None:
         return ()
-    from fairflare.build.plans import BESIDE, read_plan
+    from fairflare.engine.setup.plans import BESIDE, read_plan
 
     kind, values = read_plan(plan)
     if task.partition(":")[0] != kind:
@@ -132,7 +132,7 @@ def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[st
 
 
 def _description(datalists: Path) -> dict[str, Any]:
-    from fairflare.clinic.kinds.own import read_description
+    from fairflare.tasks.kinds.own import read_description
 
     return read_description(datalists)
 
@@ -206,9 +206,9 @@ def on_grid(methods: tuple[str, ...], grid: tuple[str, ...]) -> list[str]:
 
 def _has(method: str, own: str, key: str) -> bool:
     """Whether a part of METHOD with the settings ``own`` has the key; one that several have is refused later."""
-    from fairflare.build.chosen import chosen_parts
     from fairflare.core import registry
     from fairflare.core.settings import Owners
+    from fairflare.engine.setup.chosen import chosen_parts
 
     chosen = chosen_parts(method, [split_method(f"{method}:{own}")[1]])
     owners = Owners(registry.owners(chosen.method, **chosen.ids), chosen.method.shared)

@@ -19,7 +19,7 @@ from fairflare.core import plugins
 
 PACKAGE = Path(__file__).parents[1]
 FILE = PACKAGE / "app" / "catalogue.json"
-ROOMS = (*plugins.ROOMS, "clinic/kinds", "clinic/tasks", "datasets")
+ROOMS = (*plugins.ROOMS, "tasks/kinds", "tasks/own", "datasets")
 """Folders whose files declare methods, parts and tasks, those below them included."""
 SOURCES = "sources"
 Rows = list[dict[str, Any]]

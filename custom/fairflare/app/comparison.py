@@ -12,10 +12,10 @@ from fairflare.app.folders import COMPARISON, COMPARISON_PAGE, check_path, conte
 from fairflare.app.parallel import Workers
 from fairflare.app.runs import run_once
 from fairflare.app.study import Study
-from fairflare.build.config import RunConfig
 from fairflare.core.errors import UserError
 from fairflare.core.versions import all_versions
-from fairflare.federation.state import save_json, save_text
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.state import save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.page import render_compare

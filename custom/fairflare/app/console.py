@@ -70,7 +70,7 @@ def shown_by(other: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Within: nobody sees notes and progress; for who works from Python and looks at the result alone."""
-    from fairflare.app.board import Elsewhere
+    from fairflare.app.multi_run_progress import Elsewhere
 
     before, err.quiet = err.quiet, True
     try:

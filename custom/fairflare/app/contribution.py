@@ -17,14 +17,14 @@ from typing import Any
 from fairflare.app.arguments import LONGEST_BYTES, folder_name
 from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.parallel import Workers
+from fairflare.app.reevaluation import initial_scores
 from fairflare.app.runs import run_once
-from fairflare.app.second_look import initial_scores
 from fairflare.app.study import Study, data_values
-from fairflare.build.assembly import site_names
-from fairflare.build.config import RunConfig, checked_config, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.versions import all_versions
-from fairflare.federation.state import save_json
+from fairflare.engine.setup.assembly import site_names
+from fairflare.engine.setup.config import RunConfig, checked_config, make_config
+from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
 from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of

@@ -13,10 +13,10 @@ from fairflare.app import console
 from fairflare.app.folders import fresh_folder
 from fairflare.app.runs import cautions
 from fairflare.app.terminal import err
-from fairflare.build.config import RunConfig
-from fairflare.build.config_checks import refuse_pooling
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.config_checks import refuse_pooling
+from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import REPORT, verify_run
 
 

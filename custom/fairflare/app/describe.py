@@ -8,18 +8,18 @@ import inspect
 import math
 from typing import Any
 
-from fairflare.build import tasks
-from fairflare.build.demands import effort, needs_of, received_by
-from fairflare.build.method_parts import default_parts, defaults_of
-from fairflare.build.parts import chosen_probes
-from fairflare.clinic import networks
-from fairflare.clinic.base import Task
 from fairflare.core import registry
 from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
 from fairflare.core.schema import Spec, answer_fields
 from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Number, Outline, TensorSpec
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import default_parts, defaults_of
+from fairflare.engine.setup.parts import chosen_probes
+from fairflare.engine.setup.requirements import effort, needs_of, received_by
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import Task
 
 FEDAVG = Cost(forward=1, backward=1)
 CARDS = "docs/methods"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fairflare.app.folders import EARLIER_WEIGHTS, opened
-from fairflare.build.local import SITES
 from fairflare.core.errors import UserError
-from fairflare.federation.files import AUDIT, BEST_MODELS, CONFIG, EARLIER, SUFFIX, UNSCORED, is_file, is_there
-from fairflare.federation.lock import locked
-from fairflare.federation.pickled import read_pickled
-from fairflare.federation.state import save_tensors
+from fairflare.engine.files import AUDIT, BEST_MODELS, CONFIG, EARLIER, SUFFIX, UNSCORED, is_file, is_there
+from fairflare.engine.lock import locked
+from fairflare.engine.pickled import read_pickled
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.state import save_tensors
 from fairflare.report.write import PAGE, REPORT
 
 

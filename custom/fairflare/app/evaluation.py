@@ -14,16 +14,16 @@ from rich.table import Table
 from fairflare.app.console import say
 from fairflare.app.terminal import out
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation.files import BEST, MODEL, is_file
-from fairflare.federation.state import save_json, save_text
-from fairflare.inference.whole import whole_folder
+from fairflare.engine.files import BEST, MODEL, is_file
+from fairflare.engine.state import save_json, save_text
+from fairflare.inference.atomic_output import whole_folder
 from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
 from fairflare.report.metrics import label
 from fairflare.report.values import ends, plural, signed, text
 
 if TYPE_CHECKING:
-    from fairflare.build.config import RunConfig
-    from fairflare.inference.opened import Opened
+    from fairflare.engine.setup.config import RunConfig
+    from fairflare.inference.loaded_run import Opened
 
 KIND = "evaluation"
 CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope", "brier": "Brier score"}
@@ -99,10 +99,10 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     Raises:
         UserError: the run's model is not one for all sites, or nobody says which sites.
     """
-    from fairflare.build.external import evaluation_of
-    from fairflare.build.initial import named
-    from fairflare.clinic.kinds.own import OwnData, folder_of_lists
+    from fairflare.engine.setup.external import evaluation_of
+    from fairflare.engine.setup.initial import named
     from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 
     if opened.parts.personal:
         raise UserError(f"{opened.config.method}: sites keep a part of the model, so that nobody else can evaluate it")

@@ -27,11 +27,11 @@ from fairflare.app.options import (
     workers_option,
 )
 from fairflare.app.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
-from fairflare.build.config import RunConfig
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
-from fairflare.federation.files import CONFIG, MODEL, read_json, read_tensors
+from fairflare.engine.files import CONFIG, MODEL, read_json, read_tensors
+from fairflare.engine.setup.config import RunConfig
 
 if TYPE_CHECKING:
     import pandas
@@ -243,9 +243,9 @@ class Federation:
         """
         import pandas
 
-        from fairflare.inference.opened import open_run
+        from fairflare.inference.atomic_output import whole_folder
+        from fairflare.inference.loaded_run import open_run
         from fairflare.inference.predict import predict
-        from fairflare.inference.whole import whole_folder
 
         named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
         with as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
@@ -270,7 +270,7 @@ class Federation:
     @property
     def model_sha256(self) -> str:
         """The final model's hash, as the audit log has it: equal hashes are equal bits."""
-        from fairflare.federation.audit import model_hash
+        from fairflare.engine.audit import model_hash
 
         return model_hash(self.state_dict())
 

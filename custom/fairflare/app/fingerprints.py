@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.build import tasks
-from fairflare.build.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
-from fairflare.clinic.fingerprint import Fingerprint, file_name, fingerprint
-from fairflare.clinic.kinds.own import OwnData
-from fairflare.clinic.site_config import read_site_config
 from fairflare.core.errors import UserError
-from fairflare.federation.state import save_json
+from fairflare.data.site_config import read_site_config
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
+from fairflare.engine.state import save_json
+from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
+from fairflare.tasks.kinds.own import OwnData
 
 
 def write_fingerprint(

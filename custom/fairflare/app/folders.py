@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from fairflare.build.assembly import CONFIG
-from fairflare.build.local import SITES
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
-from fairflare.federation import audit
-from fairflare.federation.files import (
+from fairflare.engine import audit
+from fairflare.engine.files import (
     AUDIT,
     BEST,
     BEST_MODELS,
@@ -32,9 +30,11 @@ from fairflare.federation.files import (
     is_file,
     read_json,
 )
-from fairflare.federation.lock import LOCK, SERVER_LOCK, Busy, locked
-from fairflare.federation.log_lines import events
-from fairflare.federation.state import HALF_WRITTEN, clear_half_written, remove_files
+from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
+from fairflare.engine.log_lines import events
+from fairflare.engine.setup.assembly import CONFIG
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report.external import PAGE as EVALUATION_PAGE
 from fairflare.report.external import RESULT as EVALUATION_RESULT
 from fairflare.report.log import LOG

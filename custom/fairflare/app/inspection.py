@@ -12,18 +12,18 @@ import fairflare
 from fairflare import __version__
 from fairflare.app import console
 from fairflare.app.describe import leaving_rows
-from fairflare.build import tasks
-from fairflare.build.after import NO_STEP
-from fairflare.build.run_config import RunConfig
-from fairflare.clinic.site_config import FILES as SITE_FILES
 from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.schema import answer_fields
 from fairflare.core.validation import shown
 from fairflare.core.versions import PACKAGE, package_files, package_sha256
-from fairflare.federation.files import read_json
+from fairflare.data.site_config import FILES as SITE_FILES
+from fairflare.engine.files import read_json
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.after import NO_STEP
+from fairflare.engine.setup.run_config import RunConfig
 from fairflare.flare.braces import shown as shown_braces
-from fairflare.flare.places import SITES, STATE
+from fairflare.flare.paths import SITES, STATE
 from fairflare.flare.policy_file import FILES as POLICY_FILES
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
@@ -33,11 +33,11 @@ from fairflare.privacy.secure_sum.schemes import NONE
 
 CHECKS = {
     "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
-    "federation/received.py": "what the server sends, before the site works with it",
+    "engine/incoming_checks.py": "what the server sends, before the site works with it",
     "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
     "privacy/counts.py": "groups below min_count: their numbers stay",
     "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
-    "federation/gate.py": "at the server: every answer again, before it is added to anything",
+    "engine/gate.py": "at the server: every answer again, before it is added to anything",
 }
 """File of the package -> what is checked there, in the order in which it happens."""
 WIDTH = 110
@@ -162,7 +162,7 @@ def _reads(config: RunConfig | None) -> Iterator[str]:
     """What the executor opens at a site."""
     yield f"local/{SITE_FILES[0]}: where the data are and what the site allows"
     yield f"local/{POLICY_FILES[0]}: the site's rules for jobs, if it has the SitePolicy"
-    if config is None or tasks.known(config.task).__module__.startswith("fairflare.clinic."):
+    if config is None or tasks.known(config.task).__module__.startswith("fairflare.tasks."):
         yield "the list or table that the site file names, and the files in it, below data_root"
     else:
         yield f"the data of task {config.task}, which are published or simulated: none of the hospital's own"

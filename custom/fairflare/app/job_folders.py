@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from fairflare.app import console
 from fairflare.app.folders import check_path, content
-from fairflare.build.config import RunConfig
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import UserError
 from fairflare.core.validation import JOB_NAME, shown
-from fairflare.federation.files import read_json
-from fairflare.inference.whole import replaced
+from fairflare.engine.files import read_json
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.parts import build_parts
+from fairflare.inference.atomic_output import replaced
 
 T = TypeVar("T")
 APPS = ("app_server", "app")

@@ -15,13 +15,13 @@ import click
 
 from fairflare.app.arguments import own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
 from fairflare.app.waiting import started
-from fairflare.clinic.forms import FORMS
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
+from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
-    from fairflare.build.config import RunConfig
+    from fairflare.engine.setup.config import RunConfig
 
 DAY = 86400.0
 CACHE, OFF = "FAIRFLARE_CACHE", "off"
@@ -251,8 +251,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 def say_reasons(config: RunConfig) -> None:
     """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
     from fairflare.app import console
-    from fairflare.build.parts import build_parts
-    from fairflare.build.plans import reasons
+    from fairflare.engine.setup.parts import build_parts
+    from fairflare.engine.setup.plans import reasons
 
     if lines := reasons(config):
         build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
@@ -301,7 +301,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(command)
     def with_config(*, method: str, task: str, seed: int, choices: dict[str, Any], **others: Any) -> None:
-        from fairflare.build.config import make_config
+        from fairflare.engine.setup.config import make_config
 
         config = make_config(method, task, seed=seed, **choices)
         say_reasons(config)

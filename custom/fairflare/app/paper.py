@@ -17,16 +17,16 @@ from fairflare.app.folders import check_path
 from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.paper_plan import Choices, Place, Plan
 from fairflare.app.parallel import Workers, budget, side_by_side
+from fairflare.app.reevaluation import on_mixture, parse_options
 from fairflare.app.runs import run_once
-from fairflare.app.second_look import on_mixture, parse_options
 from fairflare.app.study import Study
 from fairflare.app.times import PAPERS, remember, speed_of
-from fairflare.build.config import RunConfig
 from fairflare.core.versions import all_versions
-from fairflare.federation import audit
-from fairflare.federation.files import AUDIT, read_json
-from fairflare.federation.log_lines import events
-from fairflare.federation.state import save_text
+from fairflare.engine import audit
+from fairflare.engine.files import AUDIT, read_json
+from fairflare.engine.log_lines import events
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.state import save_text
 from fairflare.papers import published
 from fairflare.papers.declaration import Exhibit, Table
 from fairflare.papers.drawing import drawn, standalone

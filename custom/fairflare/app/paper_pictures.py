@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fairflare.build import tasks
-from fairflare.build.config import RunConfig
-from fairflare.build.parts import build_parts
-from fairflare.clinic.base import TestSet
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
-from fairflare.federation.files import MODEL, read_model
+from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.landscape import filter_normalised, loss_grid
 from fairflare.papers.declaration import Table
 from fairflare.report.table_model import Cell, Column, Form, Row
 from fairflare.report.table_model import Table as Shown
+from fairflare.tasks.base import TestSet
 
 STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
 EXAMPLES = 256

@@ -12,10 +12,10 @@ from typing import Any
 from fairflare.app.arguments import comparison_name, folder_name
 from fairflare.app.paper_list import DATA_FOLDER
 from fairflare.app.study import arms
-from fairflare.build import tasks
-from fairflare.build.config import RunConfig, checked_config
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig, checked_config
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
 
 Values = Mapping[str, Any]

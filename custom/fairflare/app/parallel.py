@@ -31,8 +31,7 @@ import torch
 from joblib import Parallel, delayed
 
 from fairflare.app import console
-from fairflare.app.board import Board, Elsewhere
-from fairflare.build.config import RunConfig
+from fairflare.app.multi_run_progress import Board, Elsewhere
 from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
@@ -47,6 +46,7 @@ from fairflare.core.workers import (
     stop,
     usable_cores,
 )
+from fairflare.engine.setup.config import RunConfig
 
 EVERYONES = (
     "jinja2",

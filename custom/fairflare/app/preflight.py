@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.build import tasks
-from fairflare.build.method_parts import default_parts
-from fairflare.clinic.base import Task
-from fairflare.clinic.kinds.own import folder_of_lists, read_description
-from fairflare.clinic.preflight import preflight
-from fairflare.clinic.site_config import SiteConfig, read_site_config
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
 from fairflare.core.order import in_order
 from fairflare.core.types import Need
+from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.data.tensors import TensorData
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import default_parts
+from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.own import folder_of_lists, read_description
+from fairflare.tasks.preflight import preflight
 
 CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""

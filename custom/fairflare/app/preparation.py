@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.prepare import Progress, prepare
-from fairflare.build import tasks
 from fairflare.core.errors import UserError
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.engine.setup import tasks
 
 
 def prepare_dataset(

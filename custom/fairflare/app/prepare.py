@@ -30,15 +30,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fairflare.build import tasks
-from fairflare.clinic.checks import expect
-from fairflare.clinic.kinds.own import DESCRIPTION
-from fairflare.clinic.kinds.own_images import SHARED
-from fairflare.clinic.preflight import PATIENT
-from fairflare.clinic.readers.datalist import SPLITS, Item
 from fairflare.core.errors import UserError
+from fairflare.data.checks import expect
+from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.quality import NOISE_SEED, SEVERITIES, QualityShift
+from fairflare.engine.setup import tasks
+from fairflare.tasks.kinds.own import DESCRIPTION
+from fairflare.tasks.kinds.own_images import SHARED
+from fairflare.tasks.preflight import PATIENT
 
 MOST_STRUCTURES = 8
 """A mask is one PNG of 8 bits: a bit per structure."""

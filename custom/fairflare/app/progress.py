@@ -23,7 +23,7 @@ from fairflare.app.terminal import clean, err
 from fairflare.app.waiting import Waiting, started
 from fairflare.core.findings import Finding
 from fairflare.core.metric import LOSSES, named
-from fairflare.federation.files import AUDIT
+from fairflare.engine.files import AUDIT
 from fairflare.report.log import line
 from fairflare.report.values import number
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.app.runs import default_folder
-from fairflare.build.at_server import trains_alone
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.config_checks import checked_config
 from fairflare.core.settings import owned
+from fairflare.engine.setup.at_server import trains_alone
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config_checks import checked_config
 
 SOLO, POOLED = "solo", "pooled"
 ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")

@@ -14,12 +14,12 @@ from fairflare.app.console import note, say
 from fairflare.app.terminal import out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.in_use import remark
+from fairflare.report.deployed_model import remark
+from fairflare.report.free_riders import DETECTORS
 from fairflare.report.metrics import label
 from fairflare.report.personal import QUANTITIES as PERSONAL
-from fairflare.report.riders import DETECTORS
+from fairflare.report.sentences import differences
 from fairflare.report.values import plural, with_half_width
-from fairflare.report.words import differences
 
 LABELS = {
     "mean": "mean over sites",
@@ -75,7 +75,7 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
 
 def _learned(summary: Mapping[str, Any]) -> list[str]:
     """Whether the model has learned, and whether it was still improving."""
-    from fairflare.report.learned import sentences, verdict
+    from fairflare.report.sanity_checks import sentences, verdict
 
     doubt = verdict(summary)
     return [*([f"[bold red]{escape(doubt)}[/]"] if doubt else []), *map(escape, sentences(summary))]
@@ -200,7 +200,7 @@ def _number(value: float | None) -> str:
 
 def editions(found: Mapping[str, Any], folder: Path) -> None:
     """Where the pages of hospitals are, with the first sentence of each."""
-    from fairflare.report.edition_words import opening
+    from fairflare.report.site_report_sentences import opening
 
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")

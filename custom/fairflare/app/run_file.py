@@ -116,7 +116,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    from fairflare.federation.files import read_bytes
+    from fairflare.engine.files import read_bytes
 
     where = f"run file {path.name}"
     try:

@@ -21,30 +21,30 @@ from fairflare.app.folders import (
     opened,
 )
 from fairflare.app.progress import duration
-from fairflare.build import tasks
-from fairflare.build.assembly import CONFIG, save_config
-from fairflare.build.benefit import words
-from fairflare.build.config import RunConfig, site_of_client
-from fairflare.build.config_checks import asked_sites, refuse_pooling
-from fairflare.build.initial import find
-from fairflare.build.local import SITES, LocalSites, run_local
-from fairflare.build.method_parts import part
-from fairflare.build.parts import Parts, build_parts
-from fairflare.clinic.tasks.script import Script
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
 from fairflare.core.types import Training
 from fairflare.core.workers import check_possible, start_method, usable_cores
-from fairflare.federation import audit
-from fairflare.federation.early_end import EarlyEnd
-from fairflare.federation.files import AUDIT, MODEL, is_file, is_there, read_json
-from fairflare.federation.log_lines import events
-from fairflare.federation.loop import Observer
-from fairflare.federation.memory import forget
+from fairflare.engine import audit
+from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
+from fairflare.engine.log_lines import events
+from fairflare.engine.loop import Observer
+from fairflare.engine.memory import forget
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import CONFIG, save_config
+from fairflare.engine.setup.benefit import words
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
+from fairflare.engine.setup.initial import find
+from fairflare.engine.setup.local import SITES, LocalSites, run_local
+from fairflare.engine.setup.method_parts import part
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_editions, write_report
+from fairflare.tasks.own.script import Script
 
 LEAST_FREE = 1 << 16
 """Bytes below which a disk is taken to be full when the simulator has stopped."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairflare.app import catalogue
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
-from fairflare.federation.state import save_text
+from fairflare.engine.state import save_text
 
 KINDS = ("rule", "trainer", "probe")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

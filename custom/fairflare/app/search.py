@@ -24,15 +24,15 @@ from fairflare.app.runs import run_once
 from fairflare.app.search_space import Space, sampled
 from fairflare.app.search_trials import TRIAL, best_of, run_trial
 from fairflare.app.study import Study
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import build_parts
-from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
-from fairflare.federation.best import Choice
-from fairflare.federation.state import save_json, save_text
+from fairflare.engine.best import Choice
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.state import save_json, save_text
 from fairflare.report.search import render_search, trials_csv
+from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:
     import optuna

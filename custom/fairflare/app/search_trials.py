@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app.folders import fresh_folder
-from fairflare.build.assembly import build_federation, save_config
-from fairflare.build.config import RunConfig, site_of_client
-from fairflare.build.local import SITES, LocalSites
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
 from fairflare.core.types import Batch, SiteData, SplitName
-from fairflare.federation import audit
-from fairflare.federation.best import Choice
-from fairflare.federation.files import AUDIT
-from fairflare.federation.in_process import InProcess
-from fairflare.federation.memory import forget
+from fairflare.engine import audit
+from fairflare.engine.best import Choice
+from fairflare.engine.files import AUDIT
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import forget
+from fairflare.engine.setup.assembly import build_federation, save_config
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.local import SITES, LocalSites
+from fairflare.engine.setup.parts import build_parts
 
 TRIAL = ("score", "mean", "worst", "worst_site", "model_sha256")
 """What a trial comes to, on validation."""

@@ -10,10 +10,6 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fairflare.build import tasks
-from fairflare.build.after import STEPS, step_class
-from fairflare.build.config import RUN_KEYS, RunConfig
-from fairflare.build.method_parts import defaults_of
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
@@ -21,6 +17,10 @@ from fairflare.core.settings import Owners, bare
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import Training
 from fairflare.core.validation import Entries, Range, Text
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.after import STEPS, step_class
+from fairflare.engine.setup.config import RUN_KEYS, RunConfig
+from fairflare.engine.setup.method_parts import defaults_of
 
 Row = dict[str, Any]
 GENERAL: Mapping[str, type] = {"train": Training, "run": RunConfig}

@@ -22,12 +22,12 @@ from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_al
 from fairflare.app.references import same_headline
 from fairflare.app.run_file import as_text, flat_settings
 from fairflare.app.runs import run_once
-from fairflare.build import tasks
-from fairflare.build.config import RunConfig, make_config
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.workers import raise_here
-from fairflare.federation.files import CONFIG, read_json
+from fairflare.engine.files import CONFIG, read_json
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.report.write import REPORT, verify_run
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a metric is, and the one list of them: whatever checks, shows or compares a metric asks here.
 
-A ``Metric`` that stands in a module is found by being there: the package's own in ``clinic/metrics.py``, others in
+A ``Metric`` that stands in a module is found by being there: the package's own in ``tasks/metrics.py``, others in
 plugins (``core.plugins``). Importing this file imports no NumPy and no PyTorch.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-OWN = "fairflare.clinic.metrics"
+OWN = "fairflare.tasks.metrics"
 """The module of the package's own metrics."""
 LARGEST_LOSS = 1e6
 """The largest loss that a site may report."""

@@ -25,17 +25,17 @@ from fairflare.core.suggest import unlisted
 from fairflare.core.types import Paper, Training, refuse_training
 
 if TYPE_CHECKING:
+    from fairflare.aggregators.base import Rule
     from fairflare.probes.base import Probe
-    from fairflare.rules.base import Rule
     from fairflare.trainers.base import Trainer
 
 PLUGINS = plugins.VARIABLE
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 BASES = {
-    "selector": ("selectors", "Selector"),
+    "selector": ("participation", "Selector"),
     "trainer": ("trainers", "Trainer"),
     "probe": ("probes", "Probe"),
-    "rule": ("rules", "Rule"),
+    "rule": ("aggregators", "Rule"),
     "server optimizer": ("server_optimizers", "ServerOptimizer"),
 }
 """Kind of part -> its room and the class that every part of the kind derives from."""

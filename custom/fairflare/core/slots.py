@@ -12,7 +12,7 @@ import torch
 
 from fairflare.core.declared import Outline, TensorSpec
 from fairflare.core.errors import UserError
-from fairflare.core.stored import Stored
+from fairflare.core.lazy_tensors import Stored
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.filed import Filed
+from fairflare.core.mapped_counters import Filed
 
 SUFFIX = ".safetensors"
 CONTENT = "fairflare"

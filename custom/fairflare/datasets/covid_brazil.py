@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.kinds.classes import TWO_CLASSES
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import covid, sheets
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.classes import TWO_CLASSES
 
 TRAINING = Training(rounds=20, epochs=1, batch_size=32, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
 """FedUFO's batch of 32. Plain SGD, where upstream has Adam, because Adam undoes a weight on the loss; FedAvg levels off

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import sheets
+from fairflare.tasks.base import Preset
 
 if TYPE_CHECKING:
     import pandas as pd

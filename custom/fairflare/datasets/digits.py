@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
-from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.inputs import ImageInputs
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
+from fairflare.data.checks import expect, expect_choices, site_index
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.cropping import CroppedData
 from fairflare.datasets.kinds.domains import OverDomains
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.simulated import more_images, numerals
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.numerals import DOMAINS
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""

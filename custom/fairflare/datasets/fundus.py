@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.checks import expect
-from fairflare.clinic.kinds.masks import PAPER, SMALL
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.geometry import NATURAL
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.tasks.segmentation import Segmentation
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
+from fairflare.data.checks import expect
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.geometry import NATURAL
+from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.masks_on_disk import MasksOnDisk, complete, dealt
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.masks import PAPER, SMALL
+from fairflare.tasks.own.segmentation import Segmentation
 
 FOLDER = "Fundus"
 DOMAINS = {

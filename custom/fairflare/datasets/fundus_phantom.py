@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.kinds.masks import PAPER, SMALL
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
 from fairflare.datasets.kinds.device_shift import DeviceShift
 from fairflare.datasets.simulated import fundus
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.masks import PAPER, SMALL
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.checks import expect
-from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.inputs import Scaling, TableInputs
-from fairflare.clinic.readers.table_features import Columns, Feature, as_numbers
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.types import Training
+from fairflare.data.checks import expect
+from fairflare.data.grouping import Grouping
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Columns, Feature, as_numbers
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
 from fairflare.datasets.readers import heart
+from fairflare.tasks.base import Preset
 
 FLAMBY = Training(
     rounds=15, batch_size=4, optimizer="sgd", lr=1e-3, momentum=0.0, weight_decay=0.0, local_steps=100

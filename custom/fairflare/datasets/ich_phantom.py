@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
-from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
-from fairflare.clinic.inputs import ImageInputs
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Images
+from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
 from fairflare.datasets.simulated import more_images, phantom
 from fairflare.datasets.simulated.anatomy import SOURCE
@@ -28,6 +26,8 @@ from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.datasets.simulated.free_rider import REMARK, with_one_image
 from fairflare.datasets.simulated.more_images import MOST
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.checks import expect
-from fairflare.clinic.inputs import Scaling, TableInputs
-from fairflare.clinic.readers.table_features import Columns, as_numbers
 from fairflare.core.types import Training
 from fairflare.core.validation import Range
+from fairflare.data.checks import expect
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Columns, as_numbers
 from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
 from fairflare.datasets.readers import trial
+from fairflare.tasks.base import Preset
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)
 HOSPITALS = Training(rounds=50, epochs=1, batch_size=32, optimizer="sgd", lr=0.5, momentum=0.0, weight_decay=0.0)

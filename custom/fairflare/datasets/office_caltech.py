@@ -20,19 +20,19 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import PARTITION, SPLIT, Preset
-from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
+from fairflare.data.checks import expect, expect_choices, site_index
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.domains import OverDomains
 from fairflare.datasets.kinds.flipping import FlippedData
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
 from fairflare.datasets.readers.class_folders import images_in
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, SPLIT, Preset
 
 FOLDER = "office_caltech_10"
 DOMAINS = ("caltech", "amazon", "webcam", "dslr")

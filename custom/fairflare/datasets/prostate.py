@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.kinds.masks import PAPER, SMALL
-from fairflare.clinic.readers.datalist import Item, read_datalist
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
+from fairflare.data.readers.datalist import Item, read_datalist
+from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.masks_on_disk import MasksOnDisk, complete, dealt
 from fairflare.datasets.readers import volumes
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.masks import PAPER, SMALL
 
 SAML = {
     "BIDMC": "Beth Israel Deaconess Medical Center",

@@ -18,14 +18,14 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.checks import expect
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
+from fairflare.data.checks import expect
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import sheets
+from fairflare.tasks.base import Preset
 
 FOLDER = "seer"
 TOP = 10

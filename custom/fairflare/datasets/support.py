@@ -16,13 +16,13 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.kinds.classes import TWO_CLASSES
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import cohort, sheets
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.classes import TWO_CLASSES
 
 FILES = ("support.xlsx", "support2.csv")
 NUMBERS = ("age", "num.co", "meanbp", "hrt", "resp", "temp", "sod")

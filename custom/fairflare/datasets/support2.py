@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from fairflare.clinic.base import Preset
-from fairflare.clinic.inputs import TableInputs
-from fairflare.clinic.kinds.classes import TWO_CLASSES
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.types import Training
+from fairflare.data.inputs import TableInputs
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import cohort
+from fairflare.tasks.base import Preset
+from fairflare.tasks.kinds.classes import TWO_CLASSES
 
 TRAINING = Training(rounds=20, epochs=1, batch_size=64, optimizer="adam", lr=3e-3, weight_decay=5e-4)
 

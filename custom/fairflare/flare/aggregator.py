@@ -17,19 +17,19 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
-from fairflare.build.method_parts import default_parts
+from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
 from fairflare.core.declared import tensors_of
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import answer_fields
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights
-from fairflare.federation.checks import materialized
-from fairflare.federation.gate import Gate, steps_of
-from fairflare.federation.messages import Answer
-from fairflare.federation.norms import remembered
+from fairflare.engine.checks import materialized
+from fairflare.engine.gate import Gate, steps_of
+from fairflare.engine.messages import Answer
+from fairflare.engine.norms import remembered
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.flare.wire import answer_from_model
-from fairflare.rules.base import Rule, example_shares
 
 HOOKS = ("orders", "tensors_for", "anchor", "anchors")
 """What a rule sends beside the model, for which a stock recipe has no place."""

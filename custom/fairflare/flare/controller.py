@@ -18,23 +18,23 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from fairflare.build.assembly import build_federation, site_names
-from fairflare.build.config import RunConfig
-from fairflare.build.initial import find
-from fairflare.build.parts import build_parts
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import instruction_fields
 from fairflare.core.validation import expected
 from fairflare.core.versions import PACKAGE, all_versions
-from fairflare.federation.early_end import EarlyEnd, Ending
-from fairflare.federation.files import AUDIT
-from fairflare.federation.loop import Observer
-from fairflare.federation.messages import Answer, Instruction
+from fairflare.engine.files import AUDIT
+from fairflare.engine.loop import Observer
+from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.setup.assembly import build_federation, site_names
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.initial import find
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare.credentials import server_credentials
 from fairflare.flare.offload import in_files, offloaded
-from fairflare.flare.places import (
+from fairflare.flare.paths import (
     claimed,
     federation_id,
     hand_over,

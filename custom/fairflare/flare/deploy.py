@@ -17,11 +17,11 @@ from typing import Any
 from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
-from fairflare.build.assembly import site_names
-from fairflare.build.config import RunConfig
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.federation.files import AUDIT, CHECKPOINT
-from fairflare.flare.places import RESULT
+from fairflare.engine.files import AUDIT, CHECKPOINT
+from fairflare.engine.setup.assembly import site_names
+from fairflare.engine.setup.config import RunConfig
+from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
 from fairflare.flare.server_session import POLL, Server, silent
 from fairflare.flare.simulate import LOG

@@ -21,19 +21,18 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fairflare.build.at_site import build_site
-from fairflare.build.site_parts import site_parts
-from fairflare.clinic.tasks.script import Script
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.seeds import forget_seeds
 from fairflare.core.versions import PACKAGE, all_versions
-from fairflare.federation.memory import claimed
-from fairflare.federation.site import Site
+from fairflare.engine.memory import claimed
+from fairflare.engine.setup.at_site import build_site
+from fairflare.engine.setup.site_parts import site_parts
+from fairflare.engine.site import Site
 from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
-from fairflare.flare.places import federation_id, job_config, memory_file, vouch_for_code
+from fairflare.flare.paths import federation_id, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
@@ -45,6 +44,7 @@ from fairflare.flare.wire import (
     validation_from_shareable,
 )
 from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner

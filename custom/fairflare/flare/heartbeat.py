@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from fairflare.federation.files import AUDIT
+from fairflare.engine.files import AUDIT
 
 PERIOD = 1.0
 """Seconds between two looks."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from nvflare.recipe import SimEnv
 
-from fairflare.build.config import make_config
+from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 
 

@@ -19,8 +19,8 @@ from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef as LazyRef
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors import SafetensorError, safe_open
 
+from fairflare.core.lazy_tensors import Stored
 from fairflare.core.schema import Answer, answer_fields
-from fairflare.core.stored import Stored
 from fairflare.core.tensor_files import DTYPES
 
 

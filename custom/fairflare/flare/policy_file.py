@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.build import tasks
-from fairflare.build.after import NO_STEP
-from fairflare.build.clinical import event_of
-from fairflare.build.config import RunConfig
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.after import NO_STEP
+from fairflare.engine.setup.clinical import event_of
+from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")

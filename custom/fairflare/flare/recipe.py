@@ -22,14 +22,14 @@ from nvflare.job_config.fed_app_config import ClientAppConfig, FedAppConfig
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
-from fairflare.build.assembly import site_names
-from fairflare.build.config import RunConfig
-from fairflare.build.config_checks import refuse_pooling
-from fairflare.build.initial import keep
-from fairflare.build.parts import without_folders, without_weights
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
-from fairflare.federation.files import INITIAL
+from fairflare.engine.files import INITIAL
+from fairflare.engine.setup.assembly import site_names
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.config_checks import refuse_pooling
+from fairflare.engine.setup.initial import keep
+from fairflare.engine.setup.parts import without_folders, without_weights
 from fairflare.flare.braces import hidden
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter

@@ -16,17 +16,17 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.client.config import ExchangeFormat
 
-from fairflare.build.run_config import RunConfig
-from fairflare.build.site_parts import Parts
-from fairflare.clinic.site_config import find_site_config
-from fairflare.clinic.tasks.script import Script, script_file
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
-from fairflare.federation.site import Site
+from fairflare.data.site_config import find_site_config
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.site_parts import Parts
+from fairflare.engine.site import Site
 from fairflare.flare import script_side
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES, SEEN
 from fairflare.privacy.egress import EgressRefused
+from fairflare.tasks.own.script import Script, script_file
 
 
 class ScriptFailed(Exception):

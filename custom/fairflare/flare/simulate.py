@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from fairflare.build.config import RunConfig
-from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.site_config import VARIABLE as SITE_CONFIG
 from fairflare.core import registry, user_code
 from fairflare.core.errors import RunFailed
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
+from fairflare.data.site_config import VARIABLE as SITE_CONFIG
 from fairflare.datasets.simulated import cache
-from fairflare.federation.files import AUDIT
-from fairflare.federation.state import remove_files
+from fairflare.engine.files import AUDIT
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.state import remove_files
 from fairflare.flare.heartbeat import Heartbeat
 from fairflare.flare.run_files import HE, LOCAL_FINDINGS, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
+from fairflare.tasks.base import DATA_FOLDER
 
 if TYPE_CHECKING:
     from nvflare.recipe import SimEnv

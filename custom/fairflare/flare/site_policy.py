@@ -21,15 +21,15 @@ from typing import Any
 
 from nvflare.apis.app_validation import AppValidator
 
-from fairflare.build.config import RunConfig
-from fairflare.clinic import monai_networks
-from fairflare.clinic.own_network import class_path
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
+from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.braces import shown as shown_braces
 from fairflare.flare.policy_file import Policy, read_policy
+from fairflare.networks import monai_networks
+from fairflare.networks.own import class_path
 
 EXECUTOR = "fairflare.flare.executor.FairExecutor"
 EGRESS = "fairflare.flare.egress.EgressFilter"

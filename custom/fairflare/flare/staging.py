@@ -17,15 +17,15 @@ from typing import Any
 
 import fairflare
 from fairflare import __version__
-from fairflare.build import tasks
-from fairflare.build.run_config import RunConfig
-from fairflare.clinic.tasks.script import Script
 from fairflare.core import manifest, metric, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
 from fairflare.core.versions import package_files, sha256_of
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.run_config import RunConfig
 from fairflare.flare.executor import SCRIPT
+from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
 DATA = Path("datasets", "data")
@@ -89,9 +89,9 @@ def copy_package(target: Path, kept: Iterable[Path]) -> dict[str, str]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(files.pop(name), target / name)
     for plugin in registry.plugin_files():
-        if (source / "rules" / plugin.name).exists():
+        if (source / "aggregators" / plugin.name).exists():
             raise UserError(f"plugin {plugin.name}: the package has a rule file of that name; rename the plugin")
-        shutil.copy(plugin, target / "rules" / plugin.name)
+        shutil.copy(plugin, target / "aggregators" / plugin.name)
     return {name: manifest.entry_of(path)["sha256"] for name, path in files.items()}
 
 

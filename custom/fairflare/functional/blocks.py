@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.stored import Entries
+from fairflare.core.lazy_tensors import Entries
 from fairflare.core.types import Reply
 
 BLOCK = 1 << 16

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.filed import Filed, Room
-from fairflare.core.stored import Entries
+from fairflare.core.lazy_tensors import Entries
+from fairflare.core.mapped_counters import Filed, Room
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import BLOCK
 

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.build.after import shape_of, step_of
-from fairflare.build.config import RunConfig, with_step
-from fairflare.build.parts import Parts
-from fairflare.clinic.grouping import LABEL
 from fairflare.core.errors import UserError
-from fairflare.federation.after.base import AfterStep, Fit, Shape, fit_of
-from fairflare.federation.after.conformal import Conformal
-from fairflare.federation.after.recalibrate import Recalibrate
-from fairflare.federation.after.site import ENDING
-from fairflare.federation.files import read_json
+from fairflare.data.grouping import LABEL
+from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
+from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.recalibrate import Recalibrate
+from fairflare.engine.after.site import ENDING
+from fairflare.engine.files import read_json
+from fairflare.engine.setup.after import shape_of, step_of
+from fairflare.engine.setup.config import RunConfig, with_step
+from fairflare.engine.setup.parts import Parts
 from fairflare.functional.conformal import class_scores
-from fairflare.inference.places import site_file
+from fairflare.inference.paths import site_file
 
 HALF = 0.5
 

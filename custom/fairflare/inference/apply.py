@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.geometry import geometry_of, looks_like_image, slices_of
-from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.readers.table_features import Feature, parsed, stacked
-from fairflare.clinic.readers.tables import read_columns
 from fairflare.core.validation import as_cell
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.geometry import geometry_of, looks_like_image, slices_of
+from fairflare.data.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.readers.table_features import Feature, parsed, stacked
+from fairflare.data.readers.tables import read_columns
 from fairflare.inference.modules import Whole
 
 RESULTS = "predictions.csv"

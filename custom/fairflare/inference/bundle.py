@@ -11,28 +11,28 @@ from typing import Any
 import torch
 
 import fairflare
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
 from fairflare.core.versions import versions
-from fairflare.federation.state import save_json, save_text, write_atomically
+from fairflare.data.readers.pictures import Reader
+from fairflare.engine.state import save_json, save_text, write_atomically
 from fairflare.inference.card import card
-from fairflare.inference.opened import Opened
-from fairflare.inference.whole_model import WholeModel, threshold_of
+from fairflare.inference.deployable_model import WholeModel, threshold_of
+from fairflare.inference.loaded_run import Opened
 
 COPIED = (
     "core/errors.py",
     "core/validation.py",
-    "clinic/networks.py",
-    "clinic/readers/datalist.py",
-    "clinic/readers/dicom.py",
-    "clinic/readers/geometry.py",
-    "clinic/readers/masks.py",
-    "clinic/readers/nifti.py",
-    "clinic/readers/pictures.py",
-    "clinic/readers/stored.py",
-    "clinic/readers/table_features.py",
-    "clinic/readers/tables.py",
+    "networks/builtin.py",
+    "data/readers/datalist.py",
+    "data/readers/dicom.py",
+    "data/readers/geometry.py",
+    "data/readers/masks.py",
+    "data/readers/nifti.py",
+    "data/readers/pictures.py",
+    "data/readers/stored.py",
+    "data/readers/table_features.py",
+    "data/readers/tables.py",
     "inference/apply.py",
     "inference/modules.py",
 )
@@ -41,7 +41,7 @@ for Excel and Parquet alone."""
 REFERENCE = re.compile("[@%]#")
 """What MONAI replaces within a text."""
 IMPORT = re.compile(r"from fairflare\.(?:\w+\.)*(\w+) import")
-FOLDER = "from fairflare.clinic.readers import"
+FOLDER = "from fairflare.data.readers import"
 LICENSE = (
     "The files below scripts/ are part of FairFLARE, Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 )

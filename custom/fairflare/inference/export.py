@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.federation.state import save_json, save_text, write_atomically
+from fairflare.engine.state import save_json, save_text, write_atomically
+from fairflare.inference.atomic_output import MARK
 from fairflare.inference.bundle import write_bundle
 from fairflare.inference.card import card
-from fairflare.inference.opened import Opened
+from fairflare.inference.deployable_model import WholeModel, whole_model
+from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about
-from fairflare.inference.whole import MARK
-from fairflare.inference.whole_model import WholeModel, whole_model
 
 CLOSE = 1e-4
 """The largest difference of probabilities between an exported model and the run's own."""

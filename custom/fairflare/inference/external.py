@@ -17,35 +17,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.build import clinical
-from fairflare.build.about import about as about_task
-from fairflare.build.at_site import leaves
-from fairflare.build.config import RunConfig
-from fairflare.build.external import evaluation_of
-from fairflare.build.method_parts import part
-from fairflare.build.parts import Parts, build_parts
-from fairflare.clinic.external import Labelled, constant_results, labelled, of_split, preflight
-from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.site_config import SiteConfig, stricter
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.execution import Execution, default_device
 from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE
 from fairflare.core.types import INTERVALS, Round, Training
-from fairflare.federation.after.base import Cases, plain
-from fairflare.federation.benefit.measured import Pair, measured
-from fairflare.federation.evaluation import Predictions, predict
-from fairflare.federation.gate import inspect_evaluation
-from fairflare.federation.intervals import LEVEL, over_patients
-from fairflare.federation.messages import Instruction
-from fairflare.federation.site import Site
-from fairflare.inference.opened import Opened
+from fairflare.data.grouping import Grouping
+from fairflare.data.site_config import SiteConfig, stricter
+from fairflare.data.tensors import TensorData
+from fairflare.engine.after.base import Cases, plain
+from fairflare.engine.benefit.measured import Pair, measured
+from fairflare.engine.evaluation import Predictions, predict
+from fairflare.engine.gate import inspect_evaluation
+from fairflare.engine.intervals import LEVEL, over_patients
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup import clinical
+from fairflare.engine.setup.about import about as about_task
+from fairflare.engine.setup.at_site import leaves
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.external import evaluation_of
+from fairflare.engine.setup.method_parts import part
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.site import Site
+from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.refit import Refit, cross_fitted
 from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
+from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 
 ALL = "all"
 LAST = Round(1, 1)

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.clinic.forms import FORMS, IMAGES
-from fairflare.clinic.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
-from fairflare.clinic.readers.datalist import read_lists
-from fairflare.clinic.site_config import SiteConfig, read_site_config
-from fairflare.clinic.tasks.tabular import Tabular
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
 from fairflare.core.validation import SITE, expected, shown
-from fairflare.inference.opened import Opened
+from fairflare.data.readers.datalist import read_lists
+from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.inference.loaded_run import Opened
+from fairflare.tasks.forms import FORMS, IMAGES
+from fairflare.tasks.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
+from fairflare.tasks.own.tabular import Tabular
 
 CONFIGURATIONS = (".yaml", ".yml")
 LISTS = (".json",)

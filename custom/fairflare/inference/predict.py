@@ -14,24 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.clinic.inputs import Scaling, TableInputs
-from fairflare.clinic.kinds.classes import named_classes
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.geometry import Geometry, geometry_of
-from fairflare.clinic.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
-from fairflare.clinic.readers.tables import read_columns
-from fairflare.clinic.tensors import as_float, normalised
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
 from fairflare.core.validation import as_cell
-from fairflare.federation.evaluation import predict as predicted
-from fairflare.federation.state import save_json, save_text
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.geometry import Geometry, geometry_of
+from fairflare.data.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
+from fairflare.data.readers.tables import read_columns
+from fairflare.data.tensors import as_float, normalised
+from fairflare.engine.evaluation import predict as predicted
+from fairflare.engine.state import save_json, save_text
 from fairflare.inference.adjustment import HALF, members_of
-from fairflare.inference.opened import Opened
+from fairflare.inference.atomic_output import MARK
+from fairflare.inference.drift import of_images, of_table
+from fairflare.inference.loaded_run import Opened
 from fairflare.inference.sources import images_of, table_of
-from fairflare.inference.unlike import of_images, of_table
-from fairflare.inference.whole import MARK
+from fairflare.tasks.kinds.classes import named_classes
 
 RESULTS = "predictions.csv"
 MASKS = "masks"

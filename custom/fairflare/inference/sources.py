@@ -7,12 +7,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.geometry import looks_like_image, slices_of, suffix_of
-from fairflare.clinic.readers.naming import IMAGES, pairs
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 from fairflare.core.validation import shown
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.geometry import looks_like_image, slices_of, suffix_of
+from fairflare.data.readers.naming import IMAGES, pairs
 
 TABLES = (".csv", ".parquet")
 MOST = 1_000_000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well a coalition's model, which the server shows in a further exchange, does on a site's validation split.
 
-What a Shapley value is made of (FedCI; see ``rules/fedci.py``).
+What a Shapley value is made of (FedCI; see ``aggregators/fedci.py``).
 """
 
 from __future__ import annotations

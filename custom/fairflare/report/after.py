@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflare.report.trail import Entry, Trail
+from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.values import listing, number
 
 Json = dict[str, Any]

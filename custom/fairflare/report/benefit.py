@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.audit_reader import Trail
 from fairflare.report.metrics import higher_is_better, label
-from fairflare.report.trail import Trail
 from fairflare.report.values import number, signed, text
 
 Json = dict[str, Any]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.audit_reader import PERSONAL, Trail
 from fairflare.report.fairness import describe
-from fairflare.report.trail import PERSONAL, Trail
 from fairflare.report.values import number
 
 Json = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.federation.clinical import BIN, CLINICAL, bins_of
+from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
+from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.clinical_quantities import SUMMARISED
-from fairflare.report.trail import Entry, Trail
 from fairflare.report.values import number
 
 Json = dict[str, Any]

@@ -8,10 +8,7 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
-from fairflare.report.details import details, relative_to_solo
-from fairflare.report.fairness import mean_ci
-from fairflare.report.in_use import COUNTED, SHOWN, USED, as_used
-from fairflare.report.match import (
+from fairflare.report.comparability import (
     complete,
     data_seed,
     grouped,
@@ -20,6 +17,9 @@ from fairflare.report.match import (
     setting_notes,
     shared_seeds,
 )
+from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
+from fairflare.report.details import details, relative_to_solo
+from fairflare.report.fairness import mean_ci
 from fairflare.report.pareto import front
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.quantities import NAMES, QUANTITIES, better_higher, run_row

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.report.benefit import VERDICTS
-from fairflare.report.in_use import remark, shared_only
+from fairflare.report.deployed_model import remark, shared_only
 from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher

@@ -8,8 +8,8 @@ from typing import Any
 
 from fairflare.core.metric import named
 from fairflare.core.types import INTERVALS, TRIVIAL
-from fairflare.federation.benefit.measured import FEDERATED, HIGH, LOW, SOLO
-from fairflare.federation.clinical import CLINICAL
+from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
+from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import views
 from fairflare.report.metrics import label
 from fairflare.report.templates import drawn, rendered

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.in_use import SHOWN
+from fairflare.report.deployed_model import SHOWN
 from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked, whiskers
 from fairflare.report.metrics import label
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short

@@ -9,8 +9,8 @@ from typing import Any
 
 from fairflare.core.notes import Note, read
 from fairflare.report.agreement import agreement
+from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
-from fairflare.report.trail import Trail
 from fairflare.report.values import in_order, number
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.trail import Trail
+from fairflare.report.audit_reader import Trail
 from fairflare.report.values import digits, in_order, number, text
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fairflare.report import learned, words
+from fairflare.report import sanity_checks as learned
+from fairflare.report import sentences as words
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
-from fairflare.report.in_use import remark
+from fairflare.report.deployed_model import remark
 from fairflare.report.metrics import label
 from fairflare.report.table_files import shown
 from fairflare.report.templates import drawn, rendered
@@ -75,8 +76,8 @@ def render_run(summary: Json) -> str:
 def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
     from fairflare.report.clinical_figures import site_figures
-    from fairflare.report.edition_figures import edition_figures
-    from fairflare.report.edition_words import opening
+    from fairflare.report.site_report_figures import edition_figures
+    from fairflare.report.site_report_sentences import opening
 
     clinic = found["clinical"] or {}
     clinical = site_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.audit_reader import Trail
+from fairflare.report.deployed_model import SHOWN
 from fairflare.report.fairness import describe
-from fairflare.report.in_use import SHOWN
 from fairflare.report.rows import intervals_of
-from fairflare.report.trail import Trail
 from fairflare.report.values import number
 
 CAVEAT = (

@@ -9,14 +9,14 @@ from typing import Any
 
 from fairflare.report.clinical_quantities import QUANTITIES as CLINICAL
 from fairflare.report.clinical_quantities import clinical_quantities
+from fairflare.report.comparability import data_seed
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
 from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
-from fairflare.report.learned import QUANTITIES as LEARNED
-from fairflare.report.learned import learned_quantities
-from fairflare.report.match import data_seed
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.personal import personal_quantities
+from fairflare.report.sanity_checks import QUANTITIES as LEARNED
+from fairflare.report.sanity_checks import learned_quantities
 from fairflare.report.values import in_order, number
 
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.fairness import mean, worst
-from fairflare.report.trail import Entry, Trail
 from fairflare.report.values import in_order, number
 
 Json = dict[str, Any]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.report.learned import trivial_of
 from fairflare.report.personal import personal_of
+from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.values import json_value
 
 Json = dict[str, Any]

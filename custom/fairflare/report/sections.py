@@ -8,8 +8,8 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.report import groups
+from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import best, gap, mean, worst
-from fairflare.report.trail import Trail
 from fairflare.report.values import in_order
 
 Json = dict[str, Any]

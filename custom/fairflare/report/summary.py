@@ -8,21 +8,21 @@ from typing import Any
 
 from fairflare.core.settings import flat
 from fairflare.report.after import after_sections
+from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
 from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
 from fairflare.report.chosen import chosen_section
+from fairflare.report.deployed_model import own_rows, used_models
 from fairflare.report.fairness import describe, mean
-from fairflare.report.in_use import own_rows, used_models
-from fairflare.report.learned import learned_section
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
 from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
 from fairflare.report.personal import OWN_CAVEAT, personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
+from fairflare.report.sanity_checks import learned_section
 from fairflare.report.schema import last_rounds
 from fairflare.report.sections import group_section, preflight_section
-from fairflare.report.trail import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.values import in_order, json_value, number, stop
 
 FORMAT = 2

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fairflare.federation.state import save_json, save_text
+from fairflare.engine.state import save_json, save_text
 from fairflare.report.table_model import NUMBERS, Cell, Column, Table, headings
 from fairflare.report.templates import drawn, rendered
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.compare_tables import comparison_tables
-from fairflare.report.in_use import remark
+from fairflare.report.deployed_model import remark
 from fairflare.report.quantities import NAMES, QUANTITIES
+from fairflare.report.sentences import differences
 from fairflare.report.table_files import as_markdown as as_markdown_table
 from fairflare.report.table_files import markdown, piped, spreadsheet
 from fairflare.report.values import MISSING, capital, with_half_width, with_interval
-from fairflare.report.words import differences
 
 COLUMNS = (
     "method", "quantity", "mean", "low", "high", "n", "difference", "difference_low", "difference_high", "wins",

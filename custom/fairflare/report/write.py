@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.federation import audit
-from fairflare.federation.best import Choice, check_files, check_line, of_line
-from fairflare.federation.choices import BY, NO_CHOICE
-from fairflare.federation.files import (
+from fairflare.engine import audit
+from fairflare.engine.best import Choice, check_files, check_line, of_line
+from fairflare.engine.choices import BY, NO_CHOICE
+from fairflare.engine.files import (
     AUDIT,
     BEST,
     BEST_MODELS,
@@ -28,12 +28,12 @@ from fairflare.federation.files import (
     read_bytes,
     read_json,
 )
-from fairflare.federation.history import RunHistory, read_history
-from fairflare.federation.log_lines import REPORT as RECORD
-from fairflare.federation.log_lines import alike, events
-from fairflare.federation.logged_files import left_behind, read_final, read_standing
-from fairflare.federation.state import json_text, load_checkpoint, save_text
-from fairflare.federation.unscored import Unscored
+from fairflare.engine.history import RunHistory, read_history
+from fairflare.engine.log_lines import REPORT as RECORD
+from fairflare.engine.log_lines import alike, events
+from fairflare.engine.logged_files import left_behind, read_final, read_standing
+from fairflare.engine.state import json_text, load_checkpoint, save_text
+from fairflare.engine.unscored import Unscored
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_edition, render_run
 from fairflare.report.schema import report_json
@@ -84,7 +84,7 @@ def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, d
     Raises:
         UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, it has no such site.
     """
-    from fairflare.report.edition import edition, require_site
+    from fairflare.report.site_report import edition, require_site
 
     config, entries = read_run(folder)
     with _made_of_the_log("edition"):

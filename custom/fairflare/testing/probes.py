@@ -17,7 +17,7 @@ import torch
 from fairflare.core import registry
 from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, StateDict
-from fairflare.federation.memory import SiteMemory
+from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe
 from fairflare.testing.example import GROUPS, copied, outline, small_network, work_of_round
 from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit

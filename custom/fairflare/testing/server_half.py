@@ -14,7 +14,7 @@ import torch
 
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Training
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.testing.example import copied, made_up, outline, small_network
 from fairflare.testing.parts import tensors_fit
 from fairflare.trainers.base import ServerState, Trainer

@@ -12,8 +12,8 @@ import torch
 
 from fairflare.core import registry
 from fairflare.core.types import Round, StateDict
-from fairflare.federation.state import Checkpoint, load_checkpoint, save_checkpoint
-from fairflare.selectors.base import Selector
+from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.participation.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.testing.parts import is_json
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.build import tasks
-from fairflare.clinic.base import Task
-from fairflare.clinic.kind import Cases, interval_of, resampled, value_of
-from fairflare.clinic.kinds.classes import CLASSES
-from fairflare.clinic.kinds.masks import MASKS
-from fairflare.clinic.tensors import TensorData
 from fairflare.core import metric, registry
 from fairflare.core.metric import Metric
 from fairflare.core.seeds import seed_everything
+from fairflare.data.tensors import TensorData
+from fairflare.engine.setup import tasks
 from fairflare.functional.resampling import resamples
+from fairflare.tasks.base import Task
+from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
+from fairflare.tasks.kinds.classes import CLASSES
+from fairflare.tasks.kinds.masks import MASKS
 from fairflare.testing.parts import is_json
 
 CASES, BATCH = 40, 8

@@ -18,7 +18,7 @@ import torch
 from fairflare.core import registry
 from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
-from fairflare.federation.memory import SiteMemory
+from fairflare.engine.memory import SiteMemory
 from fairflare.testing.example import TRAINING, SmallData, copied, small_network, work_of_round
 from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
 from fairflare.testing.server_half import check_server_half

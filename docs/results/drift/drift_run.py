@@ -25,13 +25,13 @@ import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
 from fairflare.app.study import arms  # noqa: E402
-from fairflare.build import tasks  # noqa: E402
-from fairflare.clinic.base import SPLIT  # noqa: E402
-from fairflare.clinic.checks import expect  # noqa: E402
 from fairflare.core.seeds import derive  # noqa: E402
+from fairflare.data.checks import expect  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
 from fairflare.datasets.kinds.centres import TEST, VAL, CentreTask  # noqa: E402
+from fairflare.engine.setup import tasks  # noqa: E402
+from fairflare.tasks.base import SPLIT  # noqa: E402
 
 CHOSEN = HERE / "chosen.csv"
 HEADER = ("task", "arm", "candidate", "validation_brier", "chosen")

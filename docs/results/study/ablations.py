@@ -29,8 +29,8 @@ from typing import Any
 import plan
 
 from fairflare.app.arguments import folder_name
-from fairflare.build import tasks
-from fairflare.federation.files import AUDIT
+from fairflare.engine.files import AUDIT
+from fairflare.engine.setup import tasks
 from fairflare.report.paired import holm, paired, verdict
 
 RESULTS = Path(__file__).resolve().parent.parent

@@ -25,8 +25,8 @@ import answers
 import numpy as np
 import plan
 
-from fairflare.build import tasks
 from fairflare.core.seeds import derive
+from fairflare.engine.setup import tasks
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import hierarchical, holm, paired
 from fairflare.report.paired import verdict as paired_verdict

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.datasets.brain_seg import BrainSeg
 from fairflare.datasets.simulated import mr
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 

@@ -21,12 +21,12 @@ import fairflare
 from cases import each
 from fairflare.app.cli import main
 from fairflare.app.runs import execute
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
 from fairflare.core.imports import imports, module_files
 from fairflare.datasets.ich_phantom import IchPhantom
 from fairflare.datasets.simulated import cache, fundus, kept_files, mr, numerals, phantom
-from fairflare.federation import audit
+from fairflare.engine import audit
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
 from fairflare.flare import simulate
 
 TASKS = {

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.tasks import load
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import MissingData, UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.covid_brazil import CovidBrazil
 from fairflare.datasets.readers import covid
+from fairflare.engine.setup.tasks import load
 
 PER_REGION = 80
 N = PER_REGION * len(covid.REGIONS)

@@ -15,11 +15,11 @@ import torch
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.ctg import CLASSES, MEASURED, ONE_HOT, Ctg
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.tasks import load
 
 NAMES = ("FileName", "Date", "SegFile", *MEASURED, *ONE_HOT, "CLASS", "NSP")
 STATE = (1, 1, 1, 1, 2, 1, 1, 3, 3, 2)

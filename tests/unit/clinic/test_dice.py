@@ -5,7 +5,7 @@ import pytest
 import torch
 from monai.metrics import compute_dice
 
-from fairflare.clinic import dice
+from fairflare.tasks import dice
 
 
 def random_masks(seed=0, n=6, channels=3):

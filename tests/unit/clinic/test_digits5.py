@@ -11,14 +11,14 @@ import torch
 from cases import each
 from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
 from fairflare.app.cli import main
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
-from fairflare.clinic import scores
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.digits5 import DOMAINS, Digits5
 from fairflare.datasets.kinds.cropping import CroppedData
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
+from fairflare.tasks import scores
 
 TINY = dict(n_sites=8, share=0.1)
 

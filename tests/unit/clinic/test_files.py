@@ -6,10 +6,10 @@ import threading
 import pytest
 import torch
 
-from fairflare.clinic.readers import files
-from fairflare.clinic.readers.files import FileSplit, Room
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import DataError
+from fairflare.data.readers import files
+from fairflare.data.readers.files import FileSplit, Room
+from fairflare.data.tensors import TensorData
 
 
 class Disk:

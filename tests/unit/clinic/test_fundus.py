@@ -11,11 +11,11 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic.kinds.masks import PAPER
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.fundus import DOMAINS, Fundus
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.tasks.kinds.masks import PAPER
 
 N_TRAIN, N_TEST = 10, 4
 SITES = ("ORIGA", "BinRushed", "Magrabia")

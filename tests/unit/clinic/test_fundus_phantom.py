@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.datasets.fundus_phantom import FundusPhantom
 from fairflare.datasets.simulated import fundus
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
 
 TINY = dict(images=320, size=32, site_test_images=0)
 PLAIN = fundus.Camera("")

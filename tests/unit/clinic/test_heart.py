@@ -11,18 +11,18 @@ from torch.nn import functional as F
 
 from fairflare.app.describe import task_rows
 from fairflare.app.study import arms
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic import networks
-from fairflare.clinic.grouping import Grouping
-from fairflare.clinic.preflight import preflight
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
+from fairflare.data.grouping import Grouping
 from fairflare.datasets.heart import GAPS, NUMBERS, Heart
 from fairflare.datasets.readers import heart
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.networks import builtin as networks
 from fairflare.report.write import write_report
+from fairflare.tasks.preflight import preflight
 
 SITES = ["Cleveland", "Hungary", "Switzerland", "VA"]
 SPLITS = {

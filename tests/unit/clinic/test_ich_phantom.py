@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.datasets.ich_phantom import IchPhantom, plan
+from fairflare.engine.setup.tasks import load
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 

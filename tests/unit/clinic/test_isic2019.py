@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.base import DATA_FOLDER
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
 from fairflare.datasets.isic2019 import METADATA, Isic2019
 from fairflare.datasets.kinds import quality
 from fairflare.datasets.simulated import corruptions
+from fairflare.engine.setup.tasks import load
+from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder
 from quality_tree import open_rgb, write_table, write_tree
 

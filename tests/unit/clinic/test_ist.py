@@ -13,16 +13,16 @@ import torch
 
 from cases import each
 from fairflare.app.study import arms
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
-from fairflare.build.parts import build_parts
-from fairflare.build.tasks import load
-from fairflare.clinic.preflight import preflight
-from fairflare.clinic.scores import auc
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need
 from fairflare.datasets.readers import trial
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.tasks import load
 from fairflare.report.write import write_report
+from fairflare.tasks.preflight import preflight
+from fairflare.tasks.scores import auc
 
 AFTERWARDS = ("ID14", "FDEAD", "OCCODE", "DIED", "TD")
 PREDICTED = ("EXPDD14", "EXPDD6", "EXPDDD")

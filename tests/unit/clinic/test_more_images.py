@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.tasks import load
 from fairflare.core.errors import UserError
 from fairflare.datasets.simulated import more_images
+from fairflare.engine.setup.tasks import load
 
 SMALL = {
     "ich-phantom": {"images": 100, "n_sites": 3, "corrupted": 1, "size": 32, "alpha": 1.0, "test_images": 20},

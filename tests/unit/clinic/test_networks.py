@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.clinic import networks
 from fairflare.core.errors import UserError
+from fairflare.networks import builtin as networks
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "small-cnn-bn"])

@@ -13,16 +13,16 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.config import make_config
-from fairflare.build.tasks import load
-from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import flipping
 from fairflare.datasets.kinds.flipping import FlippedData
 from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import load
 
 DSLR = (12, 21, 12, 13, 10, 24, 22, 12, 8, 23)
 """Images per class; the smallest domain of the data set."""

@@ -7,10 +7,10 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic.base import DATA_FOLDER
 from fairflare.core.errors import MissingData
 from fairflare.datasets.kinds.on_disk import OnDisk
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.tasks.base import DATA_FOLDER
 
 LOADERS = {name: cls for name, cls in TASKS.items() if issubclass(cls, OnDisk)}
 NAMED = {

@@ -11,12 +11,12 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build import tasks
-from fairflare.clinic.readers.datalist import read_datalist
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.site_config import SiteConfig, find_site_config, read_site_config
 from fairflare.core.errors import UserError
-from fairflare.federation.audit import verify
+from fairflare.data.readers.datalist import read_datalist
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.site_config import SiteConfig, find_site_config, read_site_config
+from fairflare.engine.audit import verify
+from fairflare.engine.setup import tasks
 from own_folder import SITES, picture, write_images, write_tables
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fairflare.clinic.readers.pictures import Reader, stored
+from fairflare.data.readers.pictures import Reader, stored
 
 
 def test_a_palettes_numbers_are_colours_of_an_image_and_structures_of_a_mask(tmp_path):

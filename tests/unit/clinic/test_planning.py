@@ -14,16 +14,16 @@ from PIL import Image
 from cases import each
 from fairflare.app.arguments import plan_pairs
 from fairflare.app.fingerprints import plan_of_files, write_fingerprint
-from fairflare.build import plans, tasks
-from fairflare.build.config import RunConfig, make_config
-from fairflare.build.parts import build_parts
-from fairflare.clinic.fingerprint import Fingerprint, fingerprint
-from fairflare.clinic.linear_or_network import network_gain
-from fairflare.clinic.planning import cautions, plan
-from fairflare.clinic.table_fingerprint import TableFingerprint
-from fairflare.clinic.tensors import Split
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training
+from fairflare.data.linear_or_network import network_gain
+from fairflare.data.table_fingerprint import TableFingerprint
+from fairflare.data.tensors import Split
+from fairflare.engine.setup import plans, tasks
+from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.planning import cautions, plan
 
 
 def folder_of(root: Path, sizes: dict[str, int], edge: int = 40, colour: bool = False) -> Path:

@@ -11,10 +11,10 @@ from PIL import Image
 from fairflare.app import console
 from fairflare.app.cli import main
 from fairflare.app.preflight import Question, check, check_site
-from fairflare.build import tasks
-from fairflare.clinic.readers.datalist import read_datalist
 from fairflare.core.errors import UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
+from fairflare.data.readers.datalist import read_datalist
+from fairflare.engine.setup import tasks
 from own_folder import write_images
 
 

@@ -13,17 +13,17 @@ from PIL import Image
 
 from fairflare.app.cli import main
 from fairflare.app.prepare import prepare
-from fairflare.build.tasks import load
-from fairflare.clinic.base import DATA_FOLDER
-from fairflare.clinic.kinds.masks import MASKS
-from fairflare.clinic.kinds.own import sites_in
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.isic2019 import METADATA, Isic2019
 from fairflare.datasets.kinds import quality
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.rsna_ich import RsnaIch
+from fairflare.engine.setup.tasks import load
+from fairflare.tasks.base import DATA_FOLDER
+from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.own import sites_in
 from quality_tree import save, write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)

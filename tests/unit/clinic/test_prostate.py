@@ -14,13 +14,13 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic.preflight import preflight
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
 from fairflare.datasets.readers import volumes
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.tasks.preflight import preflight
 
 EDGE, DEPTH, CASES = 32, 5, 6
 FOREGROUND = (1, 2, 3)

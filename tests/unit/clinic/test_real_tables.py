@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.scores import auc
 from fairflare.datasets.covid_brazil import CovidBrazil
 from fairflare.datasets.ctg import Ctg
 from fairflare.datasets.readers import covid
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.tasks import load
+from fairflare.tasks.scores import auc
 
 
 def folder_with(file, monkeypatch):

@@ -12,14 +12,14 @@ from PIL import Image
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.base import DATA_FOLDER
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.datasets.kinds import quality
 from fairflare.datasets.readers.quality_tables import read_partition
 from fairflare.datasets.rsna_ich import RsnaIch
 from fairflare.datasets.simulated import corruptions
+from fairflare.engine.setup.tasks import load
+from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder
 from quality_tree import open_rgb, picture, write_table, write_tree
 

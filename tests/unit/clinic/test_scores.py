@@ -9,8 +9,8 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fairflare.clinic import scores
-from fairflare.clinic.kinds.classes import CLASSES, RISKS, TWO_CLASSES
+from fairflare.tasks import scores
+from fairflare.tasks.kinds.classes import CLASSES, RISKS, TWO_CLASSES
 
 
 def evaluated(logits, targets, kind=CLASSES):

@@ -10,10 +10,10 @@ import torch
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
+from fairflare.engine.setup.tasks import load
 
 YEARS = ("2018", "2019")
 N = 900

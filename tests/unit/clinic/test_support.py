@@ -11,12 +11,12 @@ import torch
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.build.tasks import load
-from fairflare.clinic.site_config import SiteConfig
 from fairflare.core.errors import DataError, MissingData, UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.readers import cohort
 from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
-from fairflare.federation.audit import verify
+from fairflare.engine.audit import verify
+from fairflare.engine.setup.tasks import load
 
 N = 480
 COMPLETE = (*NUMBERS, "avtisst")

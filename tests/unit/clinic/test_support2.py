@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build.tasks import load
-from fairflare.clinic.inputs import Scaling
 from fairflare.core.errors import UserError
+from fairflare.data.inputs import Scaling
 from fairflare.datasets.readers import cohort
 from fairflare.datasets.support2 import Support2, table_of
+from fairflare.engine.setup.tasks import load
 
 LEAKS = {
     *("d.time", "slos", "hday", "charges", "totcst", "totmcst", "avtisst", "surv2m", "surv6m", "prg2m", "prg6m"),
@@ -39,7 +39,7 @@ def test_nothing_that_tells_the_outcome_is_there():
 
 def test_no_feature_alone_predicts_the_outcome():
     """A leak like the length of stay would."""
-    from fairflare.clinic.scores import auc
+    from fairflare.tasks.scores import auc
 
     died = cohort.outcome("hospital_death") == 1
     for column in cohort.numbers().T:

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.build import tasks
-from fairflare.clinic.fingerprint import Fingerprint, fingerprint
-from fairflare.clinic.planning import cautions, plan
-from fairflare.clinic.readers.table_features import as_days
-from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.table_columns import features_of, names_of, read_columns
-from fairflare.clinic.table_fingerprint import SILENT, TableFingerprint
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES
+from fairflare.data.readers.table_features import as_days
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.table_columns import features_of, names_of, read_columns
+from fairflare.data.table_fingerprint import SILENT, TableFingerprint
+from fairflare.engine.setup import tasks
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.planning import cautions, plan
 
 HEADER = "icd,smoker,in,out,crp,label"
 ROWS = [

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from cases import each
-from fairflare.clinic.readers.tables import read_columns, read_table
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers.tables import read_columns, read_table
 
 TRUTH = {"Stadt": ["München", "Köln", ""], "alter": ["61", "", "70"], "crp": ["1234.5", "3.25", "12"]}
 GERMAN = 'Stadt;alter;crp\nMünchen;61;1.234,5\n"Köln";;3,25\n;70;12\n'

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.build.config import make_config
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic.dice import dice_loss
-from fairflare.clinic.grouping import Grouping
 from fairflare.core.errors import UserError
+from fairflare.data.grouping import Grouping
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.tasks.dice import dice_loss
 
 SMALL = {
     "brain-seg": dict(n_sites=2, images=48, size=32),

@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from cases import each
-from fairflare.build.assembly import build_site
-from fairflare.build.config import make_config
-from fairflare.build.parts import build_parts
-from fairflare.build.tasks import TASKS, load
-from fairflare.clinic.base import Task
-from fairflare.clinic.kinds.own import OwnData
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round, Training
-from fairflare.federation.messages import Instruction
+from fairflare.engine.messages import Instruction
+from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.own import OwnData
 
 ALL = [(name, preset) for name, cls in TASKS.items() for preset in cls.presets]
 
@@ -81,7 +81,7 @@ def test_mistakes_are_answered_in_one_line(call, message):
 
 def test_importing_the_tasks_is_cheap():
     heavy = "('scipy', 'monai', 'sklearn', 'nibabel', 'nilearn', 'pandas', 'matplotlib', 'nvflare')"
-    code = f"import sys, fairflare.build.tasks; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, fairflare.engine.setup.tasks; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 

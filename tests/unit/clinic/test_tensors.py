@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fairflare.clinic import tensors
-from fairflare.clinic.tensors import Split, TensorData, augmented
+from fairflare.data import tensors
+from fairflare.data.tensors import Split, TensorData, augmented
 
 
 def images(n, seed=0, side=12):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairflare.build import tasks
-from fairflare.clinic.kinds.masks import constant_mask
-from fairflare.clinic.tensors import Split, TensorData
-from fairflare.clinic.trivial import trivial_results
+from fairflare.data.tensors import Split, TensorData
+from fairflare.engine.setup import tasks
+from fairflare.tasks.baselines import trivial_results
+from fairflare.tasks.kinds.masks import constant_mask
 
 CLASSES = tasks.load("classification", None, labels="2")
 MASKS = tasks.load("segmentation", None, labels="2", size=32)

@@ -344,17 +344,17 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
     config = server["workflows"][0]["args"]["config"]
     assert config["evaluation"] is True and config["options"]["site_names"] == "harbour,hill"
     assert config["options"]["datalists"] == "" and str(tables) not in json.dumps(server)
-    from fairflare.federation.audit import model_hash
-    from fairflare.federation.files import read_model
+    from fairflare.engine.audit import model_hash
+    from fairflare.engine.files import read_model
 
     assert model_hash(read_model(job / "app_server/config/initial.safetensors")) == config["init_from"]
     assert config["init_from"] == model_hash(read_model(table_run / "model.safetensors"))
 
 
 def test_an_evaluation_holds_nothing_that_goes_with_training():
-    from fairflare.build.config import RunConfig, make_config
-    from fairflare.build.external import evaluation_of
-    from fairflare.build.parts import build_parts
+    from fairflare.engine.setup.config import RunConfig, make_config
+    from fairflare.engine.setup.external import evaluation_of
+    from fairflare.engine.setup.parts import build_parts
 
     first = make_config("ditto", "heart:full", values={"best_by": "mean", "solo": True})
     made = evaluation_of(first, build_parts(first).task, [])

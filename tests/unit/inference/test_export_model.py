@@ -12,7 +12,7 @@ import torch
 
 from cases import each
 from fairflare.datasets.readers import heart
-from fairflare.federation.files import read_tensors
+from fairflare.engine.files import read_tensors
 from fairflare.inference.bundle import COPIED, copied
 from model_use import call, reported, rows, run_bundle, write_patients
 
@@ -41,7 +41,7 @@ def in_onnx(folder, inputs):
 
 
 def test_a_table_in_every_form_and_the_sites_own_figure(heart_run, tmp_path, capsys):
-    from fairflare.build import tasks
+    from fairflare.engine.setup import tasks
 
     site = "Hungary"
     labels = write_patients(tmp_path / "t.csv", site)
@@ -66,7 +66,7 @@ def test_a_table_in_every_form_and_the_sites_own_figure(heart_run, tmp_path, cap
 
 
 def test_a_classification_in_every_form(photo_run, photos, tmp_path, capsys):
-    from fairflare.inference.opened import open_run
+    from fairflare.inference.loaded_run import open_run
 
     folder = photos / "east"
     images = [path for path in sorted(folder.glob("*.png")) if "mask" not in path.name][:5]
@@ -90,8 +90,8 @@ def test_a_classification_in_every_form(photo_run, photos, tmp_path, capsys):
 def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     from PIL import Image
 
-    from fairflare.clinic.tensors import as_float, normalised
-    from fairflare.inference.opened import open_run
+    from fairflare.data.tensors import as_float, normalised
+    from fairflare.inference.loaded_run import open_run
 
     lists = json.loads((mask_data / "client_north.json").read_text())["testing"]
     only = tmp_path / "images"

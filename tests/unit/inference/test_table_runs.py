@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from fairflare.build.config import make_config
+from fairflare.engine.setup.config import make_config
 from model_use import call, rows, run
 
 SITES = ("Köln", "Mainz", "Ulm")

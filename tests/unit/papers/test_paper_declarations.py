@@ -8,8 +8,8 @@ import pytest
 from cases import each
 from fairflare.app.arguments import folder_name, split_method
 from fairflare.app.catalogue import method_rows, task_rows
-from fairflare.build import tasks
-from fairflare.build.config import make_config
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
 from fairflare.papers import published
 from fairflare.papers.index import PAPERS, exhibits, named
 from fairflare.papers.measures import MEASURES

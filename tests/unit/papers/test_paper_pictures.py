@@ -9,7 +9,6 @@ from torch import nn
 
 from fairflare.app.paper_pictures import BINS, STEPS, _around, densities
 from fairflare.app.paper_plan import Choices, Plan
-from fairflare.clinic.base import TestSet
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
@@ -17,6 +16,7 @@ from fairflare.report.table_model import Cell
 from fairflare.report.table_model import Column as ShownColumn
 from fairflare.report.table_model import Row as ShownRow
 from fairflare.report.table_model import Table as Shown
+from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 MEAN = (Column("mean", "Mean", "over-sites", {"which": "mean"}),)

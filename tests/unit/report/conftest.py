@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fairflare.aggregators.fedce import FedCE
+from fairflare.aggregators.fedlwr import FedLWR
+from fairflare.aggregators.fedufo import FedUFO
 from fairflare.report.summary import summarise
-from fairflare.rules.fedce import FedCE
-from fairflare.rules.fedlwr import FedLWR
-from fairflare.rules.fedufo import FedUFO
 
 VOID = {"meta", "br"}
 SITES = ("site-1", "site-2", "site-10")

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from fairflare.build.config import make_config
-from fairflare.build.local import run_local
 from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 from fairflare.report.write import check_resumable, verify_run, write_report
 from run_folders import edit_json, entries_of, put_entries
 
@@ -63,7 +63,7 @@ def test_a_copy_of_the_folder_is_enough(finished, copied):
 
 def test_what_is_blocked_there_is_blocked(copied):
     """The test above can fail: without ``federation`` there is no report."""
-    assert "ImportError: fairflare.federation" in alone(copied, "federation").stderr
+    assert "ImportError: fairflare.engine" in alone(copied, "engine").stderr
 
 
 def test_what_the_run_wrote_down_is_in_the_report(copied):

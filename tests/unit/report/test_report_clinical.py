@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.federation.after.base import Cases
-from fairflare.federation.clinical import View
-from fairflare.federation.clinical_site import ClinicalAtSite
+from fairflare.engine.after.base import Cases
+from fairflare.engine.clinical import View
+from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.functional import calibration as maths
 from fairflare.report.clinical import clinical_section
 from fairflare.report.clinical_figures import site_figures

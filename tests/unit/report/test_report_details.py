@@ -19,10 +19,10 @@ from fairflare.report.groups import demographic_parity
 from fairflare.report.page import render_compare
 from fairflare.report.pareto import dominated_by, front_figure
 from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
+from fairflare.report.sentences import differences
 from fairflare.report.table_files import as_csv, as_latex
 from fairflare.report.tables import as_csv as quantities_as_csv
 from fairflare.report.tables import as_markdown
-from fairflare.report.words import differences
 from golden import folder as golden_folder
 
 LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]

@@ -9,8 +9,8 @@ import pytest
 from fairflare.core.errors import UserError
 from fairflare.report.compare import compare, drawn_words, table
 from fairflare.report.page import render_compare
+from fairflare.report.sentences import opening_compare
 from fairflare.report.tables import as_csv, as_markdown
-from fairflare.report.words import opening_compare
 
 
 @pytest.fixture

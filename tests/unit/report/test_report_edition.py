@@ -11,10 +11,10 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.report.edition import edition, require_site
-from fairflare.report.edition_others import LEAST, over_rounds, sentence, standing
-from fairflare.report.edition_words import opening
 from fairflare.report.page import render_edition
+from fairflare.report.site_report import edition, require_site
+from fairflare.report.site_report_others import LEAST, over_rounds, sentence, standing
+from fairflare.report.site_report_sentences import opening
 from fairflare.report.summary import counted_trail, summarise
 
 OWN = "site-2"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from fairflare.report.in_use import own_rows
-from fairflare.report.learned import learned_section, sentences, verdict
-from fairflare.report.trail import Trail
+from fairflare.report.audit_reader import Trail
+from fairflare.report.deployed_model import own_rows
+from fairflare.report.sanity_checks import learned_section, sentences, verdict
 
 ABOUT = {"metrics": {"balanced_accuracy": {"chance": 0.5}}}
 

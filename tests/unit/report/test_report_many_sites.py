@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from fairflare.report import figures, words
+from fairflare.report import figures
+from fairflare.report import sentences as words
 from fairflare.report.marks import MANY, _quantile
+from fairflare.report.sentences import MOST_NAMED
 from fairflare.report.summary import summarise
-from fairflare.report.words import MOST_NAMED
 
 
 @pytest.fixture

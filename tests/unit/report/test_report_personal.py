@@ -11,9 +11,10 @@ import html
 import pytest
 
 from fairflare.report import compare_tables as tables
-from fairflare.report import figures, words
+from fairflare.report import figures
+from fairflare.report import sentences as words
 from fairflare.report.compare import compare
-from fairflare.report.in_use import as_used, used_models
+from fairflare.report.deployed_model import as_used, used_models
 from fairflare.report.page import render_compare, render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise

@@ -8,17 +8,17 @@ from importlib import resources
 
 import pytest
 
+from fairflare.aggregators.fedce import FedCE
+from fairflare.aggregators.fedheal import FedHEAL
+from fairflare.aggregators.fedlwr import FedLWR
+from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.notes import Note
-from fairflare.report import words
+from fairflare.report import sentences as words
 from fairflare.report.note_figures import note_figure
 from fairflare.report.note_tables import noted
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
 from fairflare.report.templates import environment
-from fairflare.rules.fedce import FedCE
-from fairflare.rules.fedheal import FedHEAL
-from fairflare.rules.fedlwr import FedLWR
-from fairflare.rules.fedufo import FedUFO
 
 EVIL = """<script>alert("1")</script>&'$x_1$"""
 TITLE = "What FedISM+ (S) reports"

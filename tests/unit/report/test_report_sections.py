@@ -15,7 +15,7 @@ import json
 import pytest
 
 from fairflare.core.notes import Note
-from fairflare.report import words
+from fairflare.report import sentences as words
 from fairflare.report.note_tables import noted
 from fairflare.report.schema import report_json
 from fairflare.report.summary import summarise

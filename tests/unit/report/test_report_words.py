@@ -4,7 +4,8 @@
 import pytest
 
 from fairflare.core.metric import described, named
-from fairflare.report import metrics, words
+from fairflare.report import metrics
+from fairflare.report import sentences as words
 from fairflare.report.compare import compare
 from fairflare.report.summary import summarise
 

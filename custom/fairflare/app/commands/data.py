@@ -10,8 +10,8 @@ import click
 
 from fairflare.app.arguments import own_names, parse_pairs
 from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option, without_option
-from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.tasks.forms import FORMS
 
 FEW = 3
 """Sites with errors that are named with the flags that leave them out."""

@@ -13,8 +13,8 @@ from fairflare.app.options import PATH, as_json, run_options
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fairflare.build.config import RunConfig
-    from fairflare.inference.opened import Opened
+    from fairflare.engine.setup.config import RunConfig
+    from fairflare.inference.loaded_run import Opened
 
 SPLITS = ("all", "test", "val")
 REFIT = ("intercept", "slope")
@@ -91,7 +91,7 @@ def evaluate(
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
-    from fairflare.inference.opened import open_run
+    from fairflare.inference.loaded_run import open_run
 
     user_code.use(code)
     with console.busy("reading the run"):

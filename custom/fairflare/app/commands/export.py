@@ -12,7 +12,7 @@ from fairflare.app.options import PATH, config_options, force_option
 from fairflare.app.run_file import OF_A_RUN, RunCommand
 
 if TYPE_CHECKING:
-    from fairflare.build.config import RunConfig
+    from fairflare.engine.setup.config import RunConfig
 
 
 @click.command(cls=RunCommand, skips=OF_A_RUN)
@@ -39,7 +39,7 @@ def export(
     """
     from fairflare.app import console
     from fairflare.app.job_folders import export_job
-    from fairflare.build.benefit import with_benefit
+    from fairflare.engine.setup.benefit import with_benefit
 
     config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)

@@ -43,10 +43,10 @@ def export_model(
     """
     from fairflare.app import console
     from fairflare.core import user_code
+    from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.export import export_model
-    from fairflare.inference.opened import open_run
+    from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about
-    from fairflare.inference.whole import check, whole_folder
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")

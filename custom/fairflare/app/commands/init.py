@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.app.options import PATH, as_json
-from fairflare.clinic.forms import FORMS
 from fairflare.core.errors import UserError
+from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
     from fairflare.app.intake.ask import Reading

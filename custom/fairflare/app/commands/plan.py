@@ -9,7 +9,7 @@ import click
 
 from fairflare.app.arguments import own_data, own_names, own_pairs, parse_pairs
 from fairflare.app.options import PATH, as_json, set_option
-from fairflare.clinic.forms import FORMS
+from fairflare.tasks.forms import FORMS
 
 
 @click.command()
@@ -56,7 +56,7 @@ def plan(
     """
     from fairflare.app import console
     from fairflare.app.fingerprints import plan_of_files, plan_of_folder
-    from fairflare.build.plans import write_plan
+    from fairflare.engine.setup.plans import write_plan
 
     if sources[0].is_dir():
         task, own = own_data(None, sources[0], kind, classes)

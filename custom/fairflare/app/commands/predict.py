@@ -11,7 +11,7 @@ import click
 from fairflare.app.options import PATH, as_json
 
 if TYPE_CHECKING:
-    from fairflare.inference.opened import Opened
+    from fairflare.inference.loaded_run import Opened
 
 site_option = click.option("--site", default="", metavar="NAME", help="Whose model, scaling and thresholds are used.")
 site_files_option = click.option(
@@ -58,9 +58,9 @@ def predict(
     """
     from fairflare.app import console
     from fairflare.core import user_code
-    from fairflare.inference.opened import open_run
+    from fairflare.inference.atomic_output import check, whole_folder
+    from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about, predict
-    from fairflare.inference.whole import check, whole_folder
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")

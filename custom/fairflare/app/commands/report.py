@@ -56,8 +56,8 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     from fairflare.app import console
     from fairflare.app.earlier import as_converted
     from fairflare.core.errors import UserError
-    from fairflare.federation.lock import at_work
-    from fairflare.federation.log_lines import events
+    from fairflare.engine.lock import at_work
+    from fairflare.engine.log_lines import events
     from fairflare.report.write import absent, verified_run
 
     worker = at_work(folder)
@@ -88,7 +88,7 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
 def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
     """Say what holds so far of a run in which ``worker`` is at work, and exit with ``IN_PROGRESS``."""
     from fairflare.app import console
-    from fairflare.federation.log_lines import events
+    from fairflare.engine.log_lines import events
     from fairflare.report.write import absent, verified_so_far
 
     found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True}

@@ -45,7 +45,7 @@ def riders(
     """
     from fairflare.app import console, results
     from fairflare.app.contribution import Question
-    from fairflare.app.riders import measure_riders
+    from fairflare.app.free_riders import measure_riders
 
     others = tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)

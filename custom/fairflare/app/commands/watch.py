@@ -21,6 +21,6 @@ def watch(folder: Path, once: bool, every: float) -> None:
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
     """
-    from fairflare.app.watching import watch as follow
+    from fairflare.app.live_view import watch as follow
 
     follow(folder, once=once, every=every)

@@ -19,12 +19,12 @@ from fairflare.app.intake.groups import group_columns, grouped_by
 from fairflare.app.intake.levels import FOLDER, Roles, roles
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import COUNTED, mostly, says_class, split_word
-from fairflare.clinic.forms import IMAGES, MASKED_IMAGES
-from fairflare.clinic.readers import naming
-from fairflare.clinic.readers.headers import headers
-from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
+from fairflare.data.readers import naming
+from fairflare.data.readers.headers import headers
+from fairflare.data.readers.naming import stem
+from fairflare.tasks.forms import IMAGES, MASKED_IMAGES
 
 PARTS = re.compile(r"[_. ()-]+")
 """What stands between the parts of a file's name."""

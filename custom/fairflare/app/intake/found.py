@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from fairflare.app.intake.ask import Ask, refuse
-from fairflare.clinic.forms import FORMS, DataForm
-from fairflare.clinic.readers.tables import MISSING
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
 from fairflare.core.validation import CONTROL, shown
+from fairflare.data.readers.tables import MISSING
+from fairflare.tasks.forms import FORMS, DataForm
 
 SPLITS = ("training", "validation", "testing")
 SPLIT_WORDS = {

@@ -18,12 +18,12 @@ from fairflare.app.intake.found import SPLITS, Choices, Example, Found, class_na
 from fairflare.app.intake.groups import group_columns, grouped_by
 from fairflare.app.intake.labels import check_outcome
 from fairflare.app.intake.walk import Files
-from fairflare.clinic.kinds.own import DESCRIPTION, PREFIX
-from fairflare.clinic.readers.datalist import read_lists
-from fairflare.clinic.readers.naming import is_image
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 from fairflare.core.validation import shown
+from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.naming import is_image
+from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"
 PATIENTS = tuple(PATIENT_KEYS.split())

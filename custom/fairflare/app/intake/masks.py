@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.geometry import frames
-from fairflare.clinic.readers.pictures import stored
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.geometry import frames
+from fairflare.data.readers.pictures import stored
 
 MOST_STRUCTURES = 8
 SLICES = 9

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from fairflare.app.intake.found import Example, Found
-from fairflare.clinic.readers.datalist import Frame
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.pictures import Reader
 
 EDGE = 96
 MOST_ROWS = 200

@@ -13,9 +13,9 @@ import pandas as pd
 
 from fairflare.app.intake.found import Choices, site_name
 from fairflare.app.intake.words import split_word
-from fairflare.clinic.readers.tables import SUFFIXES, read_table
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.order import natural, some
+from fairflare.data.readers.tables import SUFFIXES, read_table
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is named is read."""

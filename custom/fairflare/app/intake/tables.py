@@ -31,12 +31,12 @@ from fairflare.app.intake.levels import FOLDER, is_patient_level, roles
 from fairflare.app.intake.table_files import HOME, SITE, SPLIT, rows_of
 from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import split_word
-from fairflare.clinic.forms import IMAGES, MASKED_IMAGES, ROWS
-from fairflare.clinic.readers import naming
-from fairflare.clinic.readers.naming import stem
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
+from fairflare.data.readers import naming
+from fairflare.data.readers.naming import stem
+from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
 
 WORDS = {
     "site": """site hospital centre center institution institute clinic client facility siteid hospitalid centerid

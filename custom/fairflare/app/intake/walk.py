@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairflare.clinic.kinds.own import INSIDE
-from fairflare.clinic.readers.geometry import form_of, looks_like_image
-from fairflare.clinic.readers.naming import is_image
-from fairflare.clinic.readers.tables import SUFFIXES
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
+from fairflare.data.readers.geometry import form_of, looks_like_image
+from fairflare.data.readers.naming import is_image
+from fairflare.data.readers.tables import SUFFIXES
+from fairflare.tasks.kinds.own import INSIDE
 
 OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
 """Images that are not read."""

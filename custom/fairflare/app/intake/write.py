@@ -22,10 +22,10 @@ from typing import Any
 
 from fairflare.app.intake.found import SPLITS, Example, Found, check_sites, check_texts
 from fairflare.app.intake.preview import page
-from fairflare.clinic.kinds.own import DESCRIPTION, INSIDE, mark_of
-from fairflare.clinic.preflight import PATIENT
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order
+from fairflare.tasks.kinds.own import DESCRIPTION, INSIDE, mark_of
+from fairflare.tasks.preflight import PATIENT
 
 PREVIEW = "preview.html"
 SHORT = dict(zip(SPLITS, ("train", "val", "test")))

@@ -11,14 +11,14 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import Task
-from fairflare.clinic.checks import expect_choices, site_index
-from fairflare.clinic.inputs import Scaling
-from fairflare.clinic.kinds.classes import RISKS
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.seeds import derive
+from fairflare.data.checks import expect_choices, site_index
+from fairflare.data.inputs import Scaling
+from fairflare.data.tensors import TensorData
 from fairflare.datasets.kinds.rows import split_of
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.classes import RISKS
 
 TEST, VAL = 0.3, 0.1
 """Shares of a site's patients in its test and validation splits."""

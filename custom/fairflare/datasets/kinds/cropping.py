@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.clinic.tensors import TensorData, normalised
 from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
+from fairflare.data.tensors import TensorData, normalised
 
 PAD = 4
 """Black pixels around an image before a piece of its own size is cut out."""

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import RENDERING, SPLIT, Task
-from fairflare.clinic.checks import expect, expect_choices, expect_pixels, site_index
-from fairflare.clinic.inputs import ImageInputs
-from fairflare.clinic.kinds.masks import MASKS
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.tensors import Split, TensorData
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
+from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.simulated import more_images
 from fairflare.datasets.simulated.cache import kept_splits
 from fairflare.datasets.simulated.free_rider import REMARK, with_one_image
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import RENDERING, SPLIT, Task
+from fairflare.tasks.kinds.masks import MASKS
 
 SMALLEST_SITE = 16
 """Images that every site has at least."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fairflare.clinic.checks import site_index
+from fairflare.data.checks import site_index
 
 
 class OverDomains:

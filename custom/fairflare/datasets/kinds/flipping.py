@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
+from fairflare.data.tensors import TensorData
 
 
 class FlippedData(TensorData):

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import nn
 
-from fairflare.clinic import own_network
-from fairflare.clinic.base import OPEN_SPLIT
-from fairflare.clinic.checks import expect, expect_choices
-from fairflare.clinic.kinds.masks import MASKS
-from fairflare.clinic.readers.datalist import Item
 from fairflare.core.errors import DataError
+from fairflare.data.checks import expect, expect_choices
+from fairflare.data.readers.datalist import Item
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.networks import own as own_network
+from fairflare.tasks.base import OPEN_SPLIT
+from fairflare.tasks.kinds.masks import MASKS
 
 LARGEST_SHARE = 0.4
 """Of a site's images in its validation or test split."""

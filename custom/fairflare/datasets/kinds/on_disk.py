@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from fairflare.clinic.base import DATA_FOLDER, Task, TestSet
-from fairflare.clinic.checks import expect
-from fairflare.clinic.images import image_data, resolved, test_set
-from fairflare.clinic.inputs import ImageInputs
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import Reader
-from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import MissingData, UserError
+from fairflare.data.checks import expect
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
+from fairflare.tasks.base import DATA_FOLDER, Task, TestSet
+from fairflare.tasks.images import image_data, resolved, test_set
 
 
 class OnDisk(Task):

@@ -13,16 +13,16 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import PARTITION, SPLIT, Task
-from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.inputs import Scaling
-from fairflare.clinic.site_config import SiteConfig
-from fairflare.clinic.tensors import TensorData
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
+from fairflare.data.checks import expect, expect_choices, site_index
+from fairflare.data.inputs import Scaling
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.kinds.rows import split_of
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, SPLIT, Task
 
 DIRICHLET = "dirichlet"
 SPLITS = ("test", "val", "train")

@@ -16,18 +16,18 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from fairflare.clinic import networks
-from fairflare.clinic.base import SPLIT, Preset
-from fairflare.clinic.checks import expect, expect_choices, site_index
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
+from fairflare.data.checks import expect, expect_choices, site_index
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
 from fairflare.datasets.readers.quality_tables import SMALLEST_SITE, Table, read_partition, read_table
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import SPLIT, Preset
 
 SITES_SEED = 2024
 """Of the split over sites; the papers'."""

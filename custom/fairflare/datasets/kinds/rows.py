@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fairflare.clinic.inputs import Scaling
-from fairflare.clinic.tensors import Split
+from fairflare.data.inputs import Scaling
+from fairflare.data.tensors import Split
 
 
 class Rows(Protocol):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.clinic.readers.geometry import NATURAL
 from fairflare.core.errors import DataError
+from fairflare.data.readers.geometry import NATURAL
 
 
 def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from importlib import resources
 
 import numpy as np
 
-from fairflare.clinic.readers.table_features import Feature, parsed, stacked
+from fairflare.data.readers.table_features import Feature, parsed, stacked
 
 NUMBERS = (
     "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",

@@ -12,9 +12,9 @@ from importlib import resources
 
 import numpy as np
 
-from fairflare.clinic.readers.table_features import Feature, parsed, stacked
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
+from fairflare.data.readers.table_features import Feature, parsed, stacked
 
 NUMBERS = {"RDELAY": (20.0, 12.0), "AGE": (72.0, 12.0), "RSBP": (160.0, 28.0)}
 """Columns used as numbers -> rounded mean and standard deviation of the trial's patients: hours since the stroke,

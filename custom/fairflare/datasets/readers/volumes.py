@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from fairflare.clinic.readers.datalist import Item
-from fairflare.clinic.readers.pictures import Reader
 from fairflare.core.errors import DataError
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Reader
 
 SUFFIXES = (".nii.gz", ".nii")
 SEGMENTATION = "_segmentation"

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fairflare.clinic.tensors import Split
 from fairflare.core import seeds
 from fairflare.core.imports import module_files, reached
+from fairflare.data.tensors import Split
 from fairflare.datasets.simulated import kept_files
 
 CACHE = "FAIRFLARE_CACHE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fairflare.clinic.checks import expect
+from fairflare.data.checks import expect
 
 MOST = 100_000
 """Test images of one site."""

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far one site may reach, and the rules whose weights can be capped before they combine; see ``bounded``."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fairflare.aggregators.base import Outcome, Rule, State, WeighingRule, example_shares, uniform
+from fairflare.core.types import Info, Reply, StateDict, Weights
+
+At = Literal["median", "weighted", "bits"]
+
+
+@dataclass(frozen=True)
+class Combining(Rule):
+    """A rule that combines updates, given the sites' weights.
+
+    Args:
+        weighting: "examples" for p_k = n_k / n; "uniform" for 1 / K.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """``combine`` with the sites' weights."""
+        return self.combine(model, replies, self.prior(replies), state)
+
+    def prior(self, replies: Sequence[Reply]) -> Weights:
+        """p, before anything is removed."""
+        return uniform([r.site for r in replies]) if self.weighting == "uniform" else example_shares(replies)
+
+    @abstractmethod
+    def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The next model from updates of sites that weigh ``prior``; the weights are their parts in it."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far one site may reach.
+
+    Attributes:
+        clip: the factor of C, > 0; 0 clips nothing.
+        at: C's median counts every site once, or weighs them by n_k ("weighted"); "bits" moves C from the first round's
+            median on by each site's answer whether its norm is within it.
+        memory: share of the past in a moving average of the median, in [0, 1).
+        cap: the largest weight, in (0, 1]; 1 caps nothing. Where fewer sites than 1 / cap weigh anything, these weigh
+            the same.
+    """
+
+    clip: float = 0.0
+    at: At = "median"
+    memory: float = 0.0
+    cap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"clip_updates must be finite and >= 0, got {self.clip}")
+        if self.at not in get_args(At):
+            raise ValueError(f"clip_at must be one of {', '.join(get_args(At))}, got {self.at}")
+        if not 0 <= self.memory < 1:
+            raise ValueError(f"clip_memory must be in [0, 1), got {self.memory}")
+        if not 0 < self.cap <= 1:
+            raise ValueError(f"cap_weights must be in (0, 1], got {self.cap}")
+        if not self.clip and (self.at != "median" or self.memory):
+            raise ValueError("clip_at and clip_memory have no effect without clip_updates: leave them out or set it")
+        if self.at == "bits" and self.memory:
+            raise ValueError("clip_memory has no effect with clip_at=bits, which remembers by itself: leave it out")
+
+    def uncappable(self, rule: Rule) -> str:
+        """Why the weights of ``rule`` cannot be capped, in words that end a sentence; empty where they can."""
+        adds = isinstance(rule, WeighingRule) and type(rule).aggregate is WeighingRule.aggregate
+        if self.cap == 1 or adds or isinstance(rule, Combining):
+            return ""
+        return f"rule {type(rule).__name__} does more with its weights than to add updates, so that none can be capped"

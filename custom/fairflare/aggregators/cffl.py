@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CFFL: sites whose models do well at home earn reputation, and download as much of the aggregate as they have earned.
+
+c_k <- 0.8 c_k + 0.2 a_k / sum_j a_j       a_k: score of site k's trained model, sums over the sites R that still count
+c_k <- sinh(alpha_t c_k), normalised       alpha_t = alpha (1 + (t - 1) / T)
+c_k is at least threshold / |R|, normalised again;  with remove=true R loses who has less, for good
+u    = sum_k p_k h_k                       h_k: the top theta of D_k, entries clipped;  p = n_k / n over R
+v_k <- v_k + D_k + top f_k of u - p_k h_k  f_k = c_k / max c  n_k / max n;  v_k: site k's own model
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
+from fairflare.aggregators.own import View, from_shared, moved
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Need, Reply, StateDict, Weights
+from fairflare.core.validation import Range
+from fairflare.functional.largest import at_least, whole_bounds
+
+FADE = 0.8
+"""Share of the past in a reputation."""
+FEWEST = 4
+"""Validation examples from which on an error says something of a site."""
+
+
+@rule("cffl")
+@dataclass(frozen=True)
+class CFFL(Rule):
+    """Collaborative fairness by reputation (Lyu et al., arXiv:2008.12161); a model for each site.
+
+    The paper scores updates at the server, on data that it holds. Here each site reports the error of the model that it
+    has just trained on its own validation data.
+
+    Args:
+        alpha: of the first round, > 0: how far apart reputations are driven.
+        threshold: a reputation is at least this many times 1 / |R|, in [0, 1).
+        remove: a site whose reputation falls below that is removed for good (paper and code). With scores that sites
+            give themselves, one that overstates its own removes all others.
+        theta: share of an update that counts, its largest entries, in (0, 1].
+        clip: the largest size of an entry that counts; 0: any.
+        aggregation: "mean" by n_k, or the "sum" of what counts.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("reputation", "Reputation", "fraction", shares=True, meaning="c_k after the round; 0 once removed."),
+        Note("received", "Received share of the aggregate", "fraction", meaning="f_k, the part of u that is received."),
+    )
+    own_models: ClassVar[bool] = True
+    counts_own: ClassVar[bool] = True
+    alpha: Annotated[float, Range(0, 100)] = 5.0
+    threshold: Annotated[float, Range(0, 1)] = 1 / 3
+    remove: bool = False
+    theta: Annotated[float, Range(0, 1)] = 1.0
+    clip: Annotated[float, Range(0, 1e6)] = 0.0
+    aggregation: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 100:
+            raise ValueError(f"alpha must be in (0, 100], got {self.alpha}")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
+        if not 0 < self.theta <= 1:
+            raise ValueError(f"theta must be in (0, 1], got {self.theta}")
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"clip must be finite and >= 0, got {self.clip}")
+
+    @property
+    def useful(self) -> tuple[str, ...]:
+        """The trained model's error at its site."""
+        return ("trained_error",)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """A validation split at every site."""
+        return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """The shared model plus u, each present site's own, and the reputations; a removed site weighs 0."""
+        reputation = self._earned(replies, state, info)
+        counting = [r for r in replies if reputation[r.site] > 0]
+        mean = example_shares(counting) if counting else {}
+        p = dict.fromkeys(mean, 1.0) if self.aggregation == "sum" else mean
+        heard = [self._heard(r) for r in counting]
+        keys = [key for key in model if key in replies[0].trainable]
+        step = add_weighted({key: torch.zeros_like(model[key]) for key in keys}, heard, p)
+        received = _received(counting, reputation)
+        own = self._own(model, replies, heard, p, step, received, info)
+        weights = {r.site: mean.get(r.site, 0.0) for r in replies} if counting else uniform([r.site for r in replies])
+        rest = {key: value for key, value in model.items() if key not in step}
+        after = add_weighted(rest, [from_shared(r, model, info) for r in replies], weights)
+        after |= {key: model[key] + change for key, change in step.items()}
+        notes: dict[str, Any] = {"received": {r.site: received.get(r.site, 0.0) for r in replies}}
+        if counting:
+            notes["reputation"] = shares(reputation)
+        following = {"reputation": {**state.get("reputation", {}), **reputation}}
+        return Outcome({key: after[key] for key in model}, weights, following, notes, own)
+
+    def _earned(self, replies: Sequence[Reply], state: State, info: Info) -> dict[str, float]:
+        """c of the sites that are here, 0 for removed ones; together they keep what they had together."""
+        before = state.get("reputation", {})
+        lasting = [c for c in before.values() if c > 0]
+        newcomer = sum(lasting) / len(lasting) if lasting else 0.0
+        old = {r.site: before.get(r.site, newcomer) for r in replies}
+        standing = [r for r in replies if r.site not in before or before[r.site] > 0]
+        if not standing:
+            return old
+        score = shares(filled({r.site: _score(r) for r in standing}))
+        mass = sum(old[r.site] for r in standing) or 1.0
+        alpha = self.alpha * (1 + (info.round.number - 1) / info.round.total)
+        raised = {s: math.sinh(alpha * (FADE * old[s] / mass + (1 - FADE) * a)) for s, a in score.items()}
+        least = self.threshold / len(standing)
+        if self.remove:
+            kept = {site: share for site, share in shares(raised).items() if share >= least}
+        else:
+            kept = {site: max(share, least) for site, share in shares(raised).items()}
+        return dict.fromkeys(old, 0.0) | {site: mass * share for site, share in shares(kept).items()}
+
+    def _heard(self, reply: Reply) -> Reply:
+        """What counts of a site's update."""
+        clipped = View(reply.update, partial(_clamped, self.clip)) if self.clip else reply.update
+        if self.theta == 1:
+            return replace(reply, update=clipped)
+        (bound,) = whole_bounds(clipped, sorted(reply.trainable & set(reply.update)), [self.theta])
+        return replace(reply, update=View(clipped, lambda key, change: at_least(change, bound)))
+
+    def _own(
+        self,
+        model: StateDict,
+        replies: Sequence[Reply],
+        heard: Sequence[Reply],
+        p: Weights,
+        step: StateDict,
+        received: Weights,
+        info: Info,
+    ) -> dict[str, StateDict]:
+        """Site -> its next model; who is removed goes on with what it has trained."""
+        sites = list(received)
+        limits = dict(zip(sites, whole_bounds(step, list(step), list(received.values())))) if sites else {}
+        counted = {r.site: r.update for r in heard}
+
+        def change(reply: Reply, key: str) -> Tensor:
+            if reply.site not in counted:
+                return reply.update[key]
+            return (
+                reply.update[key] + at_least(step[key], limits[reply.site]) - p[reply.site] * counted[reply.site][key]
+            )
+
+        return {r.site: moved(r, model, info, partial(change, r)) for r in replies}
+
+
+def _clamped(most: float, key: str, change: Tensor) -> Tensor:
+    return change.clamp(-most, most)
+
+
+def _score(reply: Reply) -> float | None:
+    error = reply.scalars.get("trained_error")
+    return None if error is None else 1 - error
+
+
+def _received(replies: Sequence[Reply], reputation: Mapping[str, float]) -> Weights:
+    """f of the sites that count."""
+    if not replies:
+        return {}
+    best, most = max(reputation.values()), max(r.n_examples for r in replies)
+    return {r.site: reputation[r.site] / best * r.n_examples / most for r in replies}

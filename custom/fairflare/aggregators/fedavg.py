@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg: average the local models, weighted by how many examples each site holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fairflare.aggregators.base import State, WeighingRule, example_shares, uniform
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, Weights
+
+
+@rule("fedavg")
+@dataclass(frozen=True)
+class FedAvg(WeighingRule):
+    """p_k = n_k / n (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1).
+
+    Args:
+        weighting: "examples" for n_k / n; "uniform" for 1 / K.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        """The weights do not depend on the state."""
+        if self.weighting == "uniform":
+            return uniform([r.site for r in replies]), state
+        return example_shares(replies), state

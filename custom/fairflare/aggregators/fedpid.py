@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedPIDAvg and FedPID: a site's weight is made of its size, of how its cost fell, and of its costs so far.
+
+p_j = alpha n_j / n + beta k_j / K + gamma m_j / I,   k_j = c_j^{t-1} - c_j^t,   K = sum_j k_j,   I = sum_j m_j
+m_j = c_j^t + ... + c_j^{t-5}   (FedPIDAvg)   or   c_j^1 - c_j^t   (FedPID)        c_j^t the site's cost in round t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.validation import Range
+
+COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
+"""Setting ``cost`` -> the number that a site sends."""
+WINDOW = 6
+"""Costs that the integral is made of, this round's among them."""
+FIRST = "first"
+"""Key of a site's first cost among those that are kept; the others are "0" for the last one, "1" for the one before."""
+
+
+@rule("fedpid")
+@dataclass(frozen=True)
+class FedPID(WeighingRule):
+    """Weights by a PID controller (Maechler et al., https://arxiv.org/abs/2304.12117 and arXiv:2411.02152).
+
+    A term that has no positive value takes the shares of the examples; so does, within a term, a site that is new.
+
+    Args:
+        integral: "sum" of the last six costs (FedPIDAvg), or "progress" since the first (FedPID).
+        alpha: share of the examples.
+        beta: share of the last fall of the cost.
+        gamma: share of the integral; the three must sum to 1, and beta = gamma = 0 is FedAvg.
+        cost: of the site's trained model: its "loss", or its "error", 1 minus the metric, on the validation split.
+        clamp: k_j, and the m_j of "progress", of at least 0; false takes them as the paper writes them: then a site
+            whose cost rose has a negative part of the model, or all others have.
+        variant: "reference" is the code that Manthe et al. published: costs before the first are 1, and where no cost
+            fell K is 1 and the weights sum to less than 1.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),
+    )
+    integral: Literal["sum", "progress"] = "sum"
+    alpha: Annotated[float, Range(0, 1)] = 0.45
+    beta: Annotated[float, Range(0, 1)] = 0.45
+    gamma: Annotated[float, Range(0, 1)] = 0.1
+    cost: Literal["loss", "error"] = "loss"
+    clamp: bool = True
+    variant: Literal["paper", "reference"] = "paper"
+
+    def __post_init__(self) -> None:
+        if abs(self.alpha + self.beta + self.gamma - 1) > 1e-9:
+            raise ValueError(f"gamma must be 1 - alpha - beta, got {self.gamma}")
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The cost."""
+        return (COSTS[self.cost],)
+
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        """The factors of ``aggregate`` without negative ones, normalised."""
+        factors, following = self._factors(replies, state)
+        return convex(factors, replies), following
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """w + sum_j p_j D_j; where factors are no shares, running statistics are averaged by the weights alone."""
+        factors, following = self._factors(replies, state)
+        weights = convex(factors, replies)
+        if self.variant == "reference":
+            model = _shrunk(model, replies[0].trainable, sum(factors.values()))
+        elif self.clamp:
+            factors = weights
+        return Outcome(add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
+
+    def _factors(self, replies: Sequence[Reply], state: State) -> tuple[dict[str, float], State]:
+        known, examples = state.get("costs", {}), example_shares(replies)
+        pasts = {r.site: self._appended(known.get(r.site), r.scalars[self.wanted[0]]) for r in replies}
+        fell = {site: past["1"] - past["0"] for site, past in pasts.items() if "1" in past}
+        following = {"costs": {**known, **pasts}}
+        if not fell:
+            return dict(examples), following
+        derivative, integral = self._term(fell, examples), self._term(self._integrals(pasts), examples)
+        of = (self.alpha, self.beta, self.gamma)
+        return {s: of[0] * examples[s] + of[1] * derivative[s] + of[2] * integral[s] for s in examples}, following
+
+    def _integrals(self, pasts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        if self.integral == "progress":
+            return {site: past[FIRST] - past["0"] for site, past in pasts.items() if "1" in past}
+        return {site: sum(past[str(k)] for k in range(WINDOW) if str(k) in past) for site, past in pasts.items()}
+
+    def _term(self, values: Mapping[str, float], examples: Weights) -> dict[str, float]:
+        """Shares of ``values``; a site that has none takes its share of the examples, as all do if nothing is left."""
+        found = {site: max(value, 0.0) if self.clamp else value for site, value in values.items()}
+        total = sum(found.values())
+        if not total:
+            return dict.fromkeys(examples, 0.0) if self.variant == "reference" and self.clamp else dict(examples)
+        rest = 1 - sum(share for site, share in examples.items() if site not in found)
+        return {s: rest * found[s] / total if s in found else share for s, share in examples.items()}
+
+    def _appended(self, past: Mapping[str, float] | None, cost: float) -> dict[str, float]:
+        """The last costs of a site, newest first, and its first one."""
+        if past is None:
+            ones = {str(k): 1.0 for k in range(1, WINDOW)} if self.variant == "reference" else {}
+            return {FIRST: cost, "0": cost, **ones}
+        older = {str(k + 1): past[str(k)] for k in range(WINDOW - 1) if str(k) in past}
+        return {FIRST: past[FIRST], "0": cost, **older}
+
+
+def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateDict:
+    """sum_j p_j w for weights that need not sum to 1."""
+    return {key: total * value if key in trainable else value for key, value in model.items()}

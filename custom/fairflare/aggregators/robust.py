@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Median, trimmed mean and multi-Krum: what a few sites send, however far off, moves the model little.
+
+Position by position over trainable entries (median, trimmed mean), or by whole updates (multi-Krum). Running statistics
+are averaged with the sites' weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from fairflare.aggregators.base import Outcome, State, add_weighted, shares
+from fairflare.aggregators.bounds import Combining
+from fairflare.core.notes import Note
+from fairflare.core.registry import rule
+from fairflare.core.types import Reply, StateDict, Weights
+from fairflare.core.validation import Range
+from fairflare.functional.blocks import blocks_of
+from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
+
+Combine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+REMOVED = Note(
+    "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
+)
+
+
+@rule("median")
+@dataclass(frozen=True)
+class Median(Combining):
+    """The weighted median of the updates at each position (Yin et al., arXiv:1803.01498, Algorithm 1, option I)."""
+
+    notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
+
+    def unprotected(self, sites: int) -> str:
+        """The median of two is their mean."""
+        return f"the median of {sites} sites protects from nobody: it takes 3" if sites < 3 else ""
+
+    def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The midpoint of the values with at most half of the weight on either side."""
+        after, share = _by_position(model, replies, prior, median)
+        weights = shares(share)
+        removed = {site: max(prior[site] - weights[site], 0.0) for site in weights}
+        return Outcome(after, weights, state, {"removed": removed})
+
+
+@rule("trimmed-mean")
+@dataclass(frozen=True)
+class TrimmedMean(Combining):
+    """The mean at each position without the outermost mass (Yin et al., arXiv:1803.01498, Algorithm 1, option II).
+
+    Args:
+        trim: the mass that is dropped at either end, in [0, 0.5); 0 is the mean.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
+    trim: Annotated[float, Range(0, 0.5)] = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim must be in [0, 0.5), got {self.trim}")
+
+    def unprotected(self, sites: int) -> str:
+        """A site that weighs more than the trimmed mass is dropped in part."""
+        left = 1 - self.trim * sites
+        if left <= 1e-9:
+            return ""
+        advice = "it takes 3 sites" if sites < 3 else f"set trim to {1 / sites:.2g} or above, or use the median"
+        return f"trim={self.trim:.3g} leaves {left:.0%} of a wild site in the model where {sites} weigh alike: {advice}"
+
+    def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """A site at the boundary is dropped in part."""
+        after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self.trim))
+        removed = {site: max(prior[site] - mass, 0.0) for site, mass in kept.items()}
+        return Outcome(after, shares(kept), state, {"removed": removed})
+
+
+@rule("multi-krum")
+@dataclass(frozen=True)
+class MultiKrum(Combining):
+    """The mean of the updates with the nearest neighbours (Blanchard et al., arXiv:1703.02757, Section 4).
+
+    Weights play no part in the choice. A score is the sum of the K - f - 2 smallest squared distances to other updates;
+    who has the same score as the last one that is kept is kept too.
+
+    Args:
+        faulty: f, the sites that may send anything; where fewer than 2 f + 3 are there, as many as fit.
+        keep: m, the updates that are averaged; none: K - f.
+    """
+
+    notes: ClassVar[tuple[Note, ...]] = (
+        REMOVED,
+        Note("score", "Krum score", chart="table", meaning="Sum of the squared distances to the nearest updates."),
+    )
+    faulty: Annotated[int, Range(0, 10_000)] = 1
+    keep: Annotated[int, Range(1, 10_000)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.faulty < 0:
+            raise ValueError(f"faulty must be at least 0, got {self.faulty}")
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep must be none or at least 1, got {self.keep}")
+
+    def unprotected(self, sites: int) -> str:
+        """f is as large as fits, and ``keep`` may keep everybody."""
+        faulty, need = self._faulty(sites), f"faulty={self.faulty} takes {2 * self.faulty + 3}"
+        if (self.keep or 0) >= sites:
+            return f"multi-krum protects from nobody with {sites} sites: keep={self.keep} keeps all"
+        if faulty < self.faulty:
+            return f"multi-krum protects from {faulty or 'nobody'} with {sites} sites: {need}"
+        return ""
+
+    def _faulty(self, sites: int) -> int:
+        return max(min(self.faulty, (sites - 3) // 2), 0)
+
+    def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The mean over the kept sites, with their weights renormalised; running statistics too."""
+        sites = [r.site for r in replies]
+        faulty = self._faulty(len(sites))
+        scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}
+        count = min(self.keep or max(len(sites) - faulty, 1), len(sites))
+        limit = sorted(scores.values())[count - 1] if scores else math.inf
+        kept = {site: prior[site] if scores.get(site, 0.0) <= limit else 0.0 for site in sites}
+        if not sum(kept.values()):
+            kept = {site: float(scores.get(site, 0.0) <= limit) for site in sites}
+        weights = shares(kept)
+        removed = {site: prior[site] if not weight else 0.0 for site, weight in weights.items()}
+        return Outcome(add_weighted(model, replies, weights), weights, state, {"removed": removed, "score": scores})
+
+
+def _by_position(
+    model: StateDict, replies: Sequence[Reply], prior: Weights, combine: Combine
+) -> tuple[StateDict, dict[str, float]]:
+    """The next model, and site -> its mean part over the positions."""
+    p = np.array([prior[r.site] for r in replies])
+    part, size, after = np.zeros(len(replies)), 0, {}
+    for key in [key for key in model if key in replies[0].trainable]:
+        value = model[key]
+        moved = np.empty(value.numel())
+        for where, updates in blocks_of(replies, key, BLOCK):
+            moved[where], share = combine(np.stack(list(updates)), p)
+            part += share
+        size += value.numel()
+        wide = torch.promote_types(value.dtype, torch.float32)
+        after[key] = (value.to(wide) + torch.from_numpy(moved).to(wide).view(value.shape)).to(value.dtype)
+    rest = add_weighted({key: value for key, value in model.items() if key not in after}, replies, prior)
+    parts = part / size if size else p
+    return {key: (after | rest)[key] for key in model}, dict(zip([r.site for r in replies], parts.tolist()))

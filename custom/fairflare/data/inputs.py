@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a file of a user's becomes what a task's network takes: the same functions that prepare training examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.errors import UserError
+from fairflare.data.readers.table_features import Arrays, Columns, Feature, parsed, stacked
+
+if TYPE_CHECKING:  # a run on tables reads no images
+    from fairflare.data.readers.pictures import Reader
+
+Features = tuple[np.ndarray, np.ndarray]
+"""Numbers float64 (N, n), nan where missing, which a site scales; plain float32 (N, m), taken as they are."""
+LONGEST = 100_000
+"""Features of a table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """How a site prepares numbers: gaps become ``fill``, then (x - mean) / std; a spread of 0 is only centred.
+
+    Attributes:
+        fill: float64 (n,).
+        mean: float64 (n,).
+        std: float64 (n,), >= 0.
+    """
+
+    fill: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, rows: np.ndarray) -> Tensor:
+        """Float64 (N, n) with nan -> float32 (N, n)."""
+        if not rows.shape[1]:
+            return torch.empty(rows.shape)
+        filled = torch.from_numpy(np.where(np.isnan(rows), self.fill.numpy(), rows))
+        spread = torch.where(self.std > 0, self.std, torch.ones_like(self.std))
+        return ((filled - self.mean) / spread).float()
+
+    def distance(self, rows: np.ndarray) -> np.ndarray:
+        """(N, n): how many standard deviations each number is from the mean; 0 where missing or without a spread."""
+        spread = self.std.numpy()
+        far = np.abs(rows - self.mean.numpy()) / np.where(spread > 0, spread, np.inf)
+        return np.asarray(np.where(np.isnan(rows), 0.0, far))
+
+    def to_json(self) -> dict[str, list[float]]:
+        """The three as lists; ``from_json`` reads back the same bits."""
+        return {"fill": self.fill.tolist(), "mean": self.mean.tolist(), "std": self.std.tolist()}
+
+    @classmethod
+    def from_json(cls, content: Any, n: int) -> Scaling:
+        """Read ``to_json`` back, from whoever it comes; raises UserError unless it is of ``n`` finite numbers each."""
+        found = []
+        for key in ("fill", "mean", "std"):
+            values = content.get(key) if isinstance(content, dict) else None
+            if not (
+                isinstance(values, list)
+                and len(values) == n <= LONGEST
+                and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+            ):
+                raise UserError(f"scaling: expected {n} finite numbers as {key!r}")
+            found.append(torch.tensor(values, dtype=torch.float64))
+        if n and float(found[2].min()) < 0:
+            raise UserError("scaling: expected standard deviations of at least 0")
+        return cls(*found)
+
+    @classmethod
+    def of(cls, train: np.ndarray) -> Scaling:
+        """Median, mean and spread (population) of the rows; a column without a single value counts as all zeros.
+
+        Args:
+            train: float64 (n, features), nan where missing.
+        """
+        if not train.shape[1]:
+            return cls(*(torch.empty(0, dtype=torch.float64) for _ in range(3)))
+        empty = np.isnan(train).all(0)
+        medians = np.nanmedian(np.where(empty, 0.0, train), axis=0)
+        filled = torch.from_numpy(np.where(np.isnan(train), medians, train))
+        return cls(torch.from_numpy(medians), filled.mean(0), filled.std(0, correction=0))
+
+
+@dataclass(frozen=True)
+class TableInputs:
+    """How the rows of a table become features.
+
+    Attributes:
+        numbers: features that a site scales.
+        plain: features that are taken as they are.
+        known: column -> the values that it may have; empty cells are always allowed.
+        gaps: words that stand for a missing number.
+        attributes: columns -> sensitive attribute -> N values, "" where unknown.
+        fixed: constants that every site scales by; None: each by its own training rows.
+    """
+
+    numbers: tuple[Feature, ...]
+    plain: tuple[Feature, ...] = ()
+    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gaps: tuple[str, ...] = ()
+    attributes: Callable[[Columns], Mapping[str, Sequence[str]]] = lambda columns: {}
+    fixed: Scaling | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        return tuple(dict.fromkeys(name for one in (*self.numbers, *self.plain) for name in one.columns))
+
+    def features(self, file: str, columns: Columns) -> Features:
+        """Numbers and plain features of a table's cells; raises DataError."""
+        arrays = parsed(file, columns, (*self.numbers, *self.plain), self.gaps)
+        return self.of(arrays)
+
+    def of(self, arrays: Arrays) -> Features:
+        """The same of parsed cells."""
+        n = len(next(iter(arrays.values())))
+        return stacked(self.numbers, arrays, n), stacked(self.plain, arrays, n).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """How an image file becomes what the network takes.
+
+    Attributes:
+        reader: from a file to uint8 (channels, size, size).
+        mean: per channel on [0, 1]; as many as the network has channels.
+        std: likewise, > 0.
+    """
+
+    reader: Reader
+    mean: tuple[float, ...]
+    std: tuple[float, ...]

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of DICOM files as their headers say they are meant: photometric interpretation, rescale, window, colours."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairflare.data.readers.stored import (
+    FILE,
+    MOST_FRAMES,
+    MOST_PIXELS,
+    Stored,
+    WrongHeaderError,
+    chosen_frame,
+    finite,
+    guarded,
+)
+
+SUFFIXES = (".dcm", ".dicom")
+DIRECTORY = "DICOMDIR"
+"""The name of an archive's table of contents, which is DICOM and no image."""
+DEFERRED = 2**20
+"""Bytes from which on an element of a header is not read."""
+MOST_DEFLATED = 2**20
+"""Bytes of a file that is deflated as a whole, which pydicom unpacks at once."""
+GREY = ("MONOCHROME1", "MONOCHROME2")
+PALETTE = "PALETTE COLOR"
+COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+WIDEST = 1e12
+"""Of rescaled values and windows."""
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether the file begins as DICOM does: "DICM" after 128 bytes, whatever it is called."""
+    from pydicom.misc import is_dicom as begins
+
+    try:
+        return bool(begins(path))
+    except OSError:
+        return False
+
+
+def holds_image(path: Path) -> bool:
+    """Whether a DICOM file says that it has pixels; reports, presentation states and contours have none."""
+    try:
+        found = pydicom_quietly().dcmread(path, stop_before_pixels=True, defer_size=DEFERRED, specific_tags=["Rows"])
+        return bool(found.get("Rows"))
+    except Exception:  # pydicom raises whatever it meets
+        return False
+
+
+def header(path: Path) -> Any:
+    """The pydicom dataset without its pixels.
+
+    Raises:
+        DataError: "unreadable": no DICOM, no image, or one that says it holds more pixels than there may be.
+    """
+    with guarded(path):
+        return _header(path, pydicom_quietly())
+
+
+def _header(path: Path, pydicom: Any) -> Any:
+    meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
+    if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
+        raise WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
+    found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
+    rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
+    bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
+    if not rows or not columns:
+        raise WrongHeaderError(f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
+    if rows * columns * samples > MOST_PIXELS or not 0 < many <= MOST_FRAMES or samples not in (1, 3):
+        raise WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
+    told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
+    if syntax is None:
+        raise WrongHeaderError("its header names no transfer syntax")
+    if not (syntax.is_compressed or syntax.is_deflated) and told > size:
+        raise WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
+    return found
+
+
+def frames_in(found: Any) -> int:
+    """How many slices a header says that there are."""
+    return int(found.get("NumberOfFrames") or 1)
+
+
+def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool = False) -> Stored:
+    """One slice, number ``frame`` from 0; of a file with one it need not be named.
+
+    Greater values are brighter: MONOCHROME1 is turned round, but for Hounsfield units, which mean the same however they
+    are to be shown. Grey values are rescaled; colours come as RGB on 0 to 255, from palettes too.
+
+    Args:
+        path: the file.
+        frame: see above.
+        window: "file" applies the file's own VOI LUT or its first window.
+        mask: values are those of structures: neither turned round nor windowed.
+
+    Raises:
+        DataError: "unreadable" (with the compression and the package to install, where one is missing), "not_2d",
+            "nonfinite".
+    """
+    found = header(path)
+    with guarded(path):
+        return _slice(path, found, chosen_frame(path, frame, frames_in(found)), window == FILE, mask)
+
+
+def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> Stored:
+    photometric = str(found.get("PhotometricInterpretation") or "").upper()
+    if photometric not in (*GREY, PALETTE, *COLOURS):
+        raise WrongHeaderError(f"photometric interpretation {photometric[:20] or 'missing'}")
+    pixels = _decoded(path, found, k)
+    if photometric not in GREY and not (mask and pixels.ndim == 2):
+        return Stored(finite(path, _coloured(found, pixels, photometric)), natural=True)
+    hounsfield = _is_hounsfield(found, k)
+    inverted = photometric == "MONOCHROME1" and not hounsfield and not mask
+    pixels = pixels.astype(np.int64) if pixels.dtype.kind in "iub" else pixels
+    if windowed and not mask:
+        shown = _shown(found, k, pixels)
+        return Stored(finite(path, 255 - shown if inverted else shown)[None], natural=True)
+    if inverted:
+        pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
+    return Stored(finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
+
+
+def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:
+    """(H, W) or (H, W, 3) of frame number ``frame`` alone."""
+    from pydicom.pixels import get_decoder, pixel_array
+
+    syntax = found.file_meta.TransferSyntaxUID
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise WrongHeaderError(f"its compression is not read: {syntax.name[:60]}") from None
+    missing = WrongHeaderError(f"compressed as {syntax.name}; to read it: pip install {_packages(syntax.name)}")
+    if not decoder.is_available:
+        raise missing
+    try:
+        return np.asarray(pixel_array(path, index=frame))
+    except RuntimeError:
+        if syntax.is_encapsulated and decoder.missing_dependencies:
+            raise missing from None  # another of pydicom's decoders may know this kind: 12 bits, lossless
+        raise
+
+
+def _packages(name: str) -> str:
+    return "pylibjpeg " + (
+        "pylibjpeg-openjpeg" if "2000" in name else "pylibjpeg-rle" if "RLE" in name else "pylibjpeg-libjpeg"
+    )
+
+
+def _coloured(found: Any, pixels: np.ndarray, photometric: str) -> np.ndarray:
+    """(3, H, W) on 0 to 255."""
+    from pydicom.pixels import apply_color_lut
+
+    bits = int(found.BitsStored)
+    if photometric == PALETTE:
+        pixels = apply_color_lut(pixels, found)
+        bits = 8 * pixels.dtype.itemsize
+    return np.asarray(np.moveaxis(pixels[..., :3], -1, 0) * (255 / (2**bits - 1)))
+
+
+def group_of(found: Any, frame: int, name: str) -> Any:
+    """What holds attributes of a frame: its functional group of this ``name``, the shared one, or the file itself."""
+    per_frame = found.get("PerFrameFunctionalGroupsSequence") or []
+    shared = found.get("SharedFunctionalGroupsSequence") or []
+    for group in (*per_frame[frame : frame + 1], *shared[:1]):
+        if inner := group.get(name):
+            return inner[0]
+    return found
+
+
+def _is_hounsfield(found: Any, frame: int) -> bool:
+    group = group_of(found, frame, "PixelValueTransformationSequence")
+    if str(found.get("Modality")) != "CT" or group.get("RescaleIntercept") is None:
+        return False
+    return str(group.get("RescaleType") or "HU").upper() == "HU"
+
+
+def _rescaled(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
+    """float64 (H, W): the values that stored ones stand for, by the modality's table or slope and intercept."""
+    from pydicom.pixels import apply_modality_lut
+
+    if found.get("ModalityLUTSequence"):
+        return np.asarray(apply_modality_lut(pixels, found), dtype=np.float64)
+    group = group_of(found, frame, "PixelValueTransformationSequence")
+    slope, intercept = (_number(group, name, usual) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)))
+    if not slope:
+        raise WrongHeaderError("RescaleSlope 0")
+    return np.asarray(pixels * slope + intercept, dtype=np.float64)
+
+
+def _number(group: Any, name: str, usual: float) -> float:
+    value = group.get(name)
+    found = float(usual if value is None or value == "" else value)
+    if not math.isfinite(found) or abs(found) > WIDEST:
+        raise WrongHeaderError(f"{name} {found:g}")
+    return found
+
+
+def _shown(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
+    """(H, W) on 0 to 255, as the file's own VOI LUT or first window shows it (DICOM PS3.3, C.11.2)."""
+    from pydicom.pixels import apply_voi
+
+    values = _rescaled(found, frame, pixels)
+    if found.get("VOILUTSequence"):
+        bits = int(found.VOILUTSequence[0].LUTDescriptor[2])
+        return np.asarray(apply_voi(np.round(values).astype(np.int64), found) * (255 / (2**bits - 1)))
+    group = group_of(found, frame, "FrameVOILUTSequence")
+    centre, width = (_first(group.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    if centre is None or width is None or not 0 < width <= WIDEST or not abs(centre) <= WIDEST:
+        raise WrongHeaderError("window=file, and its header has none")
+    function = str(group.get("VOILUTFunction") or "LINEAR").upper()
+    if function == "SIGMOID":
+        return np.asarray(255 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -500, 500))))
+    if function == "LINEAR":
+        centre, width = centre - 0.5, max(width - 1, 1e-6)
+    return np.asarray(np.clip((values - centre) / width + 0.5, 0, 1) * 255)
+
+
+def _first(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    return float(value[0] if hasattr(value, "__len__") else value)
+
+
+@cache
+def pydicom_quietly() -> Any:
+    """The module pydicom, which from then on says nothing of small faults in headers."""
+    import logging
+    import warnings
+
+    import pydicom
+    import pydicom.filereader
+
+    # Small faults of headers are usual, and a warning for each would be thousands of lines.
+    logging.getLogger("pydicom").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="pydicom")
+    return pydicom

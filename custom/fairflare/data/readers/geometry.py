@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which form an image file has, how many slices it holds, and where its pixels lie, all from its header."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fairflare.data.readers import dicom, nifti
+from fairflare.data.readers.datalist import Frame
+
+NIFTI = (".nii", ".nii.gz")
+NATURAL = (".png", ".jpg", ".jpeg")
+Form = Literal["picture", "nifti", "dicom"]
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Of one 2D slice, its axes in the order in which ``pictures.Reader`` reads them.
+
+    Attributes:
+        height: pixels along the first axis.
+        width: along the second.
+        channels: of each pixel.
+        spacing: millimetres along both axes; None where the file does not say.
+        affine: (4, 4) from voxels of the slice as it is stored to RAS; None where there is none.
+        shape: of the slice's array as it is stored.
+    """
+
+    height: int
+    width: int
+    channels: int
+    spacing: tuple[float, float] | None = None
+    affine: np.ndarray | None = None
+    shape: tuple[int, ...] = ()
+
+
+def suffix_of(path: Path) -> str:
+    """The name's ending in lower case, ".nii.gz" whole."""
+    name = path.name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else path.suffix.lower()
+
+
+def form_of(path: Path) -> Form:
+    """How a file is to be read: by its suffix, and every other name as DICOM, which archives name by numbers."""
+    suffix = suffix_of(path)
+    return "picture" if suffix in NATURAL else "nifti" if suffix in NIFTI else "dicom"
+
+
+def looks_like_image(path: Path) -> bool:
+    """Whether a file is one that is read: by its suffix; with any other name where it is DICOM that holds an image."""
+    if suffix_of(path) in (*NATURAL, *NIFTI, *dicom.SUFFIXES):
+        return True
+    if path.name.upper() == dicom.DIRECTORY or not dicom.is_dicom(path):
+        return False
+    return dicom.holds_image(path)
+
+
+def frames(path: Path) -> int:
+    """How many 2D slices a file holds, from its header; raises DataError where that cannot be read.
+
+    Frames of DICOM, or places on the last axis of NIfTI; 1 for pictures.
+    """
+    form = form_of(path)
+    if form == "picture":
+        return 1
+    return nifti.opened(path).frames if form == "nifti" else dicom.frames_in(dicom.header(path))
+
+
+def slices_of(path: Path) -> list[Path | Frame]:
+    """The file itself, or each slice of one that holds several; the file, too, where its header cannot be read."""
+    try:
+        n = frames(path)
+    except Exception:  # as in ``geometry_of``
+        n = 1
+    return [path] if n == 1 else [Frame(path, k) for k in range(n)]
+
+
+def geometry_of(source: Path | Frame) -> Geometry | None:
+    """What the header says; None where it cannot be read. No pixels are decoded."""
+    path, k = (source.path, source.number) if isinstance(source, Frame) else (source, 0)
+    try:
+        form = form_of(path)
+        return _nifti(path, k) if form == "nifti" else _dicom(path, k) if form == "dicom" else _picture(path)
+    except Exception:  # decoders raise whatever their libraries do; who reads the pixels says what is wrong
+        return None
+
+
+def _picture(path: Path) -> Geometry:
+    from PIL import Image
+
+    with Image.open(path) as file:
+        width, height = file.size
+        return Geometry(height, width, len(file.getbands()), shape=(height, width))
+
+
+def _nifti(path: Path, k: int) -> Geometry:
+    found = nifti.opened(path)
+    shape, zooms = tuple(map(int, found.image.shape)), found.image.header.get_zooms()
+    if found.frames > 1:
+        shape = (*shape[:2], 1)
+    affine = np.array(found.image.affine)
+    affine[:, 3] += k * affine[:, 2]
+    spacing = float(zooms[0]), float(zooms[1])
+    return Geometry(found.height, found.width, found.channels, spacing, affine, shape)
+
+
+def _dicom(path: Path, k: int) -> Geometry:
+    file = dicom.header(path)
+    spacing = dicom.group_of(file, k, "PixelMeasuresSequence").get("PixelSpacing")
+    edges = None if not spacing else (float(spacing[0]), float(spacing[1]))
+    height, width = int(file.Rows), int(file.Columns)
+    palette = str(file.PhotometricInterpretation).upper() == dicom.PALETTE
+    channels = 3 if palette else int(file.SamplesPerPixel)
+    return Geometry(height, width, channels, edges, _dicom_affine(file, k), (height, width))
+
+
+def _dicom_affine(file: Any, k: int) -> np.ndarray | None:
+    """From (row, column) to RAS, by the standard's image plane module; None where a tag is missing."""
+    measures = dicom.group_of(file, k, "PixelMeasuresSequence")
+    places = (
+        (dicom.group_of(file, k, "PlaneOrientationSequence"), "ImageOrientationPatient"),
+        (dicom.group_of(file, k, "PlanePositionSequence"), "ImagePositionPatient"),
+        (measures, "PixelSpacing"),
+    )
+    if any(not group.get(name) for group, name in places):
+        return None
+    orientation, position, spacing = (np.array([float(v) for v in group.get(name)]) for group, name in places)
+    along_row, along_column = orientation[:3], orientation[3:]
+    affine = np.eye(4)
+    affine[:3, 0], affine[:3, 1] = along_column * spacing[0], along_row * spacing[1]
+    affine[:3, 2] = np.cross(along_column, along_row) * float(measures.get("SliceThickness") or 1.0)
+    affine[:3, 3] = position
+    return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)

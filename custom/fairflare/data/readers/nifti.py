@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of NIfTI files, read alone and not before the header has been found to be one that can be."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from fairflare.core.errors import DataError
+from fairflare.data.readers.stored import (
+    MOST_FRAMES,
+    MOST_PIXELS,
+    Stored,
+    WrongHeaderError,
+    chosen_frame,
+    finite,
+    guarded,
+    unreadable,
+)
+
+SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
+"""Bytes of a header -> nibabel's class."""
+MOST_HEADER = 2**24
+"""Bytes before the first voxel, extensions with them."""
+MOST_PACKED = 1032
+"""Times that deflate can shrink."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A file whose header is sound.
+
+    Attributes:
+        image: nibabel's, of which no voxel has been read.
+        height: voxels along its first axis.
+        width: along the second.
+        frames: slices along the third.
+        channels: of each voxel.
+    """
+
+    image: Any
+    height: int
+    width: int
+    frames: int
+    channels: int
+
+
+def opened(path: Path) -> Checked:
+    """What the header says, no voxel is read.
+
+    Raises:
+        DataError: "unreadable" for a header that is damaged, too large, or says more than the file can hold; "not_2d"
+            where slices lie along more than one axis.
+    """
+    with guarded(path):
+        _check(path)
+        image = _nibabel().load(path)
+    shape = [int(n) for n in image.shape]
+    while len(shape) > 2 and shape[-1] == 1:
+        shape.pop()
+    if len(shape) == 2:
+        shape.append(1)
+    channels = shape[3] if len(shape) == 4 and shape[2] == 1 else 1
+    if not (len(shape) == 3 or (len(shape) == 4 and 1 < channels <= 4)):
+        raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {image.shape}")
+    if math.prod(shape[:2]) * channels > MOST_PIXELS or shape[2] > MOST_FRAMES:
+        raise unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
+    return Checked(image, shape[0], shape[1], shape[2], channels)
+
+
+def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
+    """One slice along the last axis, number ``frame`` from 0; of a file with one slice it need not be named.
+
+    Args:
+        path: a .nii or .nii.gz file.
+        frame: see above.
+        window: "file" scales by the header's cal_min and cal_max.
+
+    Raises:
+        DataError: as ``opened``; "nonfinite"; "unreadable" where window is "file" and the header has none.
+    """
+    found = opened(path)
+    k = chosen_frame(path, frame, found.frames)
+    ndim = len(found.image.shape)
+    place: list[Any] = [slice(None), slice(None), k, *([slice(None)] if found.channels > 1 else [])][:ndim]
+    at = tuple(place + [0] * (ndim - len(place)))
+    with guarded(path):
+        pixels = np.asarray(found.image.dataobj[at])
+    pixels = np.moveaxis(pixels, -1, 0) if found.channels > 1 else pixels[None]
+    values = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])
+    if window != "file":
+        return Stored(values)
+    low, high = (float(found.image.header[name]) for name in ("cal_min", "cal_max"))
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
+    shown = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    return Stored(shown.astype(np.float32), natural=True)
+
+
+def _check(path: Path) -> None:
+    """Raise WrongHeaderError unless dimensions, type, scaling and extensions are what the file can hold."""
+    packed = path.name.lower().endswith(".gz")
+    with gzip.open(path, "rb") if packed else path.open("rb") as file:
+        start = file.read(max(SIZES))
+        size = next((n for n in SIZES if start[:4] in (n.to_bytes(4, "little"), n.to_bytes(4, "big"))), 0)
+        if not size:
+            raise WrongHeaderError("no NIfTI header")
+        head = getattr(_nibabel(), SIZES[size]).from_fileobj(io.BytesIO(start[:size]))
+        _check_numbers(path.stat().st_size, head, packed)
+        if len(start) > size and start[size]:
+            _check_extensions(head, file, size + 4)
+
+
+def _check_numbers(size: int, head: Any, packed: bool) -> None:
+    shape, dtype = [int(n) for n in head.get_data_shape()], head.get_data_dtype()
+    offset, slope, shift = (float(head[name]) for name in ("vox_offset", "scl_slope", "scl_inter"))
+    if not shape or min(shape) < 1:
+        raise WrongHeaderError(f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
+    if dtype.kind not in "iuf":
+        raise WrongHeaderError(f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers")
+    if not 0 <= offset <= MOST_HEADER:
+        raise WrongHeaderError(f"a header of {offset:g} bytes")
+    if math.isinf(slope) or (slope and not math.isnan(slope) and not math.isfinite(shift)):
+        raise WrongHeaderError(f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
+    held = size * (MOST_PACKED if packed else 1)
+    if (told := int(offset) + math.prod(shape) * dtype.itemsize) > held:
+        most = f"can hold {held}" if packed else f"has {held}"
+        raise WrongHeaderError(f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
+
+
+def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> None:
+    """Each says its own length, which nibabel believes."""
+    end = int(head["vox_offset"])
+    order: Literal["little", "big"] = "little" if head.endianness == "<" else "big"
+    while end - start >= 16:
+        file.seek(start)
+        length = int.from_bytes(file.read(4), order, signed=True)
+        if not 16 <= length <= end - start:
+            raise WrongHeaderError(f"a header extension of {length} bytes where {end - start} are left")
+        start += length
+
+
+@cache
+def _nibabel() -> Any:
+    import logging
+
+    import nibabel
+
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it prints what it then raises
+    return nibabel

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and masks from files, one 2D slice each: PNG, JPEG, NIfTI and DICOM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflare.core.errors import DataError
+from fairflare.data.readers import dicom, nifti
+from fairflare.data.readers.datalist import Frame, Item, Source, file_of
+from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
+from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, unreadable
+
+COLOUR = 0.02
+"""Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
+BELOW = 0.05
+"""Share of its range that lies below zero in an image whose values have a zero that means something, as CT has."""
+POINTS = 201
+"""Quantiles that are kept of an image that was looked at."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns a datalist's item into what a network and its loss take, before any random transform.
+
+    Args:
+        size: edge in pixels; images are resampled bilinearly with antialiasing, masks to the nearest pixel.
+        channels: 1 or 3: a grey image is repeated, colours become grey by their mean.
+        values: structure -> the pixel values that belong to it in a mask file; structures may share values (a cup lies
+            in its disc). None: an item's label is its class.
+        background: pixel values of no structure.
+        window: what values without a natural range are scaled by, see ``stored.Stored.scaled``.
+    """
+
+    size: int
+    channels: int
+    values: Mapping[str, Sequence[int]] | None = None
+    background: Sequence[int] = (0,)
+    window: str = ""
+
+    def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
+        """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
+
+        Raises:
+            DataError: "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or
+                "mask_values".
+        """
+        found = _slice(item.image, self.window)
+        image = self._image(found)
+        if self.values is None:
+            return image, torch.tensor(item.label)
+        if isinstance(item.label, int):
+            raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
+        mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
+        if mask.shape != found.pixels.shape[1:]:
+            image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
+            raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
+        return image, self._mask(mask, _named(item.label))
+
+    def image(self, source: Source) -> Tensor:
+        """uint8 (channels, size, size)."""
+        return self._image(_slice(source, self.window))
+
+    def mask(self, source: Source) -> Tensor:
+        """uint8 (structures, size, size) of 0 and 1."""
+        return self._mask(_slice(source, mask=True).pixels[0], _named(source))
+
+    def geometry(self, source: Path | Frame) -> Geometry | None:
+        """What a file's header says; None where it cannot be read."""
+        return geometry_of(source)
+
+    def _image(self, found: Stored) -> Tensor:
+        image = torch.from_numpy(found.scaled(self.window)).float()
+        if len(image) != self.channels:
+            image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
+        if image.shape[1:] != (self.size, self.size):
+            edges = (self.size, self.size)
+            image = F.interpolate(image[None], edges, mode="bilinear", antialias=True, align_corners=False)[0]
+        return image.round().clamp(0, 255).to(torch.uint8)
+
+    def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
+        values = self.values or {}
+        known = {*self.background, *(v for group in values.values() for v in group)}
+        strange = sorted({float(v) for v in np.unique(pixels)} - known)
+        if strange:
+            shown = ", ".join(f"{v:g}" for v in strange[:5])
+            raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
+        masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])
+        if masks.shape[1:] != (self.size, self.size):
+            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
+        return masks.to(torch.uint8)
+
+
+def stored(source: Source) -> np.ndarray:
+    """float32 (C, H, W): the values of a mask as stored; DataError: "unreadable", "not_2d" or "nonfinite"."""
+    return _slice(source, mask=True).pixels
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one image is like as it is stored.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        spacing: edge of a pixel in mm, None where the file has none.
+        coloured: whether its channels differ.
+        mean: of each of three channels on [0, 1], as a reader scales them.
+        square: mean of their squares.
+        grey_square: the same of the channels' mean.
+        quantiles: of its values, evenly spaced from the lowest to the highest; () where they lie on 0 to 255 or are
+            scaled by a window that somebody has chosen.
+        measured: whether its values are measured from a zero that means the same in every image: Hounsfield units, or
+            NIfTI with values well below zero.
+    """
+
+    height: int
+    width: int
+    spacing: float | None
+    coloured: bool
+    mean: tuple[float, ...]
+    square: tuple[float, ...]
+    grey_square: float
+    quantiles: tuple[float, ...] = ()
+    measured: bool = False
+
+
+def looked_at(source: Source, window: str = "") -> Looked:
+    """What the image ``source`` is like, scaled by ``window``; raises DataError where it cannot be read."""
+    found = _slice(source, window)
+    pixels = found.scaled(window) / 255
+    pixels = pixels if len(pixels) == 3 else pixels.mean(0, keepdims=True).repeat(3, axis=0)
+    mean, square = (part.mean((1, 2), dtype=np.float64) for part in (pixels, pixels**2))
+    free = not found.natural and not window and isinstance(source, (Path, Frame))
+    quantiles = np.quantile(found.pixels.astype(np.float64), np.linspace(0, 1, POINTS)) if free else np.empty(0)
+    return Looked(
+        height=pixels.shape[1],
+        width=pixels.shape[2],
+        spacing=_spacing(source),
+        coloured=bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
+        mean=tuple(map(float, mean)),
+        square=tuple(map(float, square)),
+        grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
+        quantiles=tuple(map(float, quantiles)),
+        measured=free and (found.hounsfield or (_form(source) == "nifti" and _is_measured(found.pixels))),
+    )
+
+
+def _is_measured(pixels: np.ndarray) -> bool:
+    low, high = np.percentile(pixels, (LOW, HIGH))
+    return bool(low < 0 and -low >= BELOW * (high - low))
+
+
+def _spacing(source: Source) -> float | None:
+    """The mean edge of a pixel in mm, as the file's own header says."""
+    place = None if isinstance(source, np.ndarray) else geometry_of(source)
+    edges = place.spacing if place is not None else None
+    return sum(edges) / len(edges) if edges and min(edges) > 0 else None
+
+
+def _form(source: Source) -> str:
+    return "" if isinstance(source, np.ndarray) else form_of(file_of(source))
+
+
+def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
+    if isinstance(source, np.ndarray):
+        found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
+        return _natural(found.astype(np.float32))
+    path, k = (source.path, source.number) if isinstance(source, Frame) else (source, None)
+    form = form_of(path)
+    if form == "dicom":
+        return dicom.read(path, k, window=window, mask=mask)
+    if form == "nifti":
+        return nifti.read(path, k, window="" if mask else window)
+    if k:
+        raise DataError("not_2d", f"{path.name}: expected frame 0 of a picture, got {k}")
+    return _picture_of(path, mask)
+
+
+def _picture_of(path: Path, mask: bool) -> Stored:
+    """A PNG or JPEG; a palette's numbers are colours, but in a mask they are its structures."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            mode = file.mode
+            if mode == "P" and not mask:
+                colours = np.asarray(file.convert("RGB"), dtype=np.float32)
+                return Stored(np.moveaxis(colours, -1, 0), natural=True)
+    except Exception as error:  # decoders raise whatever their libraries do
+        raise unreadable(path, type(error).__name__) from None
+    pixels = _picture(path)
+    return Stored(pixels, natural=not mode.startswith(("I", "F"))) if not mask else _natural(pixels)
+
+
+def _natural(pixels: np.ndarray) -> Stored:
+    """Of 8 bits a value is what it is; of 16 it may be anything."""
+    return Stored(pixels, natural=bool(pixels.max() <= 255))
+
+
+def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
+    """Where the mask of an image is: at the same slice of a file of several."""
+    if isinstance(image, Frame) and isinstance(label, Path) and frames(label) > 1:
+        return Frame(label, image.number)
+    return label
+
+
+def _picture(path: Path) -> np.ndarray:
+    """float32 (C, H, W)."""
+    try:
+        found = np.asarray(_loader()(path), dtype=np.float32)
+    except Exception as error:  # readers raise whatever their libraries do
+        raise unreadable(path, type(error).__name__) from None
+    if found.ndim != 3 or found.shape[0] not in (1, 2, 3, 4):
+        raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {found.shape}")
+    return finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])  # without alpha
+
+
+def _named(source: Source) -> str:
+    return "an image in memory" if isinstance(source, np.ndarray) else source.name
+
+
+@cache
+def _loader() -> Any:
+    import logging
+    import warnings
+
+    from monai.data import PILReader
+    from monai.transforms import LoadImage
+
+    # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for; a slice needs no geometry.
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="(NvImgCodec)?PydicomReader")
+    return LoadImage(reader=PILReader(reverse_indexing=False), image_only=True, ensure_channel_first=True)

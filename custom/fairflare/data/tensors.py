@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflare.core.execution import moved
+from fairflare.core.findings import SPLIT_NAMES
+from fairflare.core.types import Batch, SplitName
+from fairflare.data.grouping import Grouping
+from fairflare.data.inputs import Scaling
+from fairflare.data.readers.files import FileSplit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ROTATION = 10.0
+"""Largest random rotation in degrees, either way."""
+TRANSLATION = 0.02
+"""Largest random shift as a share of height or width, either way."""
+READY = 2**25
+"""Bytes of a split up to which a site keeps its normalised images in main memory, 3,600 grey ones of 48 pixels: larger
+images take the network so long that normalising them in every epoch no longer matters."""
+READY_SHARE = 0.25
+"""The same as a share of what is free on a GPU, where it also saves the copying."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of one split in their stored order.
+
+    Attributes:
+        inputs: uint8 images (N, C, H, W), or float32 (N, features).
+        targets: int64 (N,), or uint8 masks (N, C, H, W).
+        attributes: name -> N values of a sensitive attribute, e.g. "sex"; "" where it is not known.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {"targets": len(self.targets)} | {name: len(v) for name, v in self.attributes.items()}
+        for name, length in lengths.items():
+            if length != len(self.inputs):
+                raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {length}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 (N,) classes; empty where targets are none."""
+        classes = self.targets.dim() == 1 and not self.targets.is_floating_point()
+        return self.targets if classes else torch.empty(0, dtype=torch.int64)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all examples are: here they are."""
+        return True
+
+    def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of each batch of row numbers, as copies: a network may write into what it is given."""
+        return ((self.inputs.index_select(0, rows), self.targets.index_select(0, rows)) for rows in batches)
+
+
+class TensorData:
+    """A site's three splits, as ``contracts.SiteData`` describes.
+
+    Args:
+        train: at least ``least`` examples.
+        val: may be empty.
+        test: may be empty.
+        n_classes: C; 0 where targets are masks.
+        mean: per channel on [0, 1], subtracted from images; empty: images stay in [0, 1]. Tables come standardised.
+        std: per channel, > 0. A grey image becomes as many channels as mean and std have.
+        augment: random rotation (+-10 degrees), shift (+-2 %) and left-right flip of training images.
+    """
+
+    least: ClassVar[int] = 2
+    """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
+    scaling: Scaling | None = None
+    """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
+    lone: bool = False
+    """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
+
+    def __init__(
+        self,
+        *,
+        train: Split | FileSplit,
+        val: Split | FileSplit,
+        test: Split | FileSplit,
+        n_classes: int,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        augment: bool = False,
+    ) -> None:
+        if len(train) < self.least:
+            raise ValueError(f"train: expected at least {self.least} examples, got {len(train)}")
+        self.splits: dict[str, Split | FileSplit] = {"train": train, "val": val, "test": test}
+        self.mean, self.std, self.augment = tuple(mean), tuple(std), augment
+        self.class_counts = torch.bincount(train.labels, minlength=n_classes) if n_classes else torch.empty(0)
+        self.device = torch.device("cpu")
+        self._ready: dict[str, Split | None] = {}
+        self.grouped(Grouping())
+
+    @classmethod
+    def of(
+        cls,
+        splits: Mapping[str, Split | FileSplit],
+        n_classes: int,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+    ) -> Self:
+        """The object of the splits "train", "val" and "test"; the other arguments are the constructor's."""
+        parts = {name: splits[name] for name in SPLIT_NAMES}
+        return cls(train=parts["train"], val=parts["val"], test=parts["test"], n_classes=n_classes, mean=mean, std=std)
+
+    def on(self, device: torch.device) -> TensorData:
+        """This object, which from now on transforms batches on ``device`` and leaves them there."""
+        self.device, self._ready = device, {}
+        return self
+
+    def grouped(self, grouping: Grouping) -> TensorData:
+        """This object, whose batches from now on tell the groups of ``grouping`` apart."""
+        self._groups = {name: grouping.index(len(s), s.labels, s.attributes) for name, s in self.splits.items()}
+        train = self._groups["train"]
+        self.group_counts = torch.bincount(train[train >= 0], minlength=len(grouping.names))
+        return self
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
+        return len(self.splits[split])
+
+    def attributes(self, split: SplitName) -> Mapping[str, Sequence[str]]:
+        """Sensitive attributes of ``split`` in its stored order; they stay at the site."""
+        return self.splits[split].attributes
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """One shuffled epoch with train transforms; bit for bit a function of ``seed``, whatever torch's global state.
+
+        Raises:
+            ValueError: ``batch_size`` < 2.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.size("train"), generator=generator)
+        batches = batches_of(order, batch_size, self.lone)
+        yield from self._augmented(batches, generator) if self.augment else self._read("train", batches)
+
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
+        n = self.size(split)
+        rows = torch.arange(n)
+        if at_most is not None and at_most < n:
+            rows = torch.linspace(0, n - 1, at_most).round().long()
+        yield from self._read(split, rows.split(batch_size) if len(rows) else ())
+
+    def _augmented(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
+        """Training batches, moved at random before they are normalised."""
+        train, groups = self.splits["train"], self._groups["train"]
+        for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
+            inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
+            inputs, targets = augmented(inputs, targets, generator)
+            yield Batch(normalised(inputs, self.mean, self.std), targets, groups[rows])
+
+    def _read(self, name: str, batches: Sequence[Tensor]) -> Iterator[Batch]:
+        """Each batch of row numbers of a split, with eval transforms."""
+        groups, ready = self._groups[name], self._at_hand(name)
+        if ready is not None:
+            there = [moved(rows, self.device) for rows in batches]
+            for rows, (inputs, targets) in zip(batches, ready.read(there), strict=True):
+                yield Batch(inputs, targets, groups[rows])
+            return
+        for rows, (inputs, targets) in zip(batches, self.splits[name].read(batches), strict=True):
+            inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
+            yield Batch(inputs, moved(targets, self.device), groups[rows])
+
+    def _at_hand(self, name: str) -> Split | None:
+        """A split as the network takes it, where the network computes; None where that saves nothing or is too much."""
+        split = self.splits[name]
+        if name not in self._ready and split.in_memory:
+            self._ready[name] = self._transformed(split) if self._fits(split) else None
+        return self._ready.get(name)
+
+    def _fits(self, split: Split | FileSplit) -> bool:
+        """Whether the transformed split is another than the one that is there, and small enough to be kept too."""
+        if not len(split):
+            return False
+        inputs, targets = next(split.read([torch.zeros(1, dtype=torch.int64)]))
+        if inputs.dtype == torch.float32 and not self.mean and self.device.type == "cpu":
+            return False
+        pixels = inputs.numel() // inputs.shape[1] * max(inputs.shape[1], len(self.mean))
+        return len(split) * (4 * pixels + targets.nbytes) <= _room(self.device)
+
+    def _transformed(self, split: Split | FileSplit) -> Split:
+        inputs, targets = next(split.read([torch.arange(len(split))]))
+        inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
+        return Split(inputs, moved(targets, self.device))
+
+
+def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tensor]:
+    """``order`` cut into batches; a last batch of one example joins the batch before it unless ``lone``."""
+    if batch_size < 2:
+        raise ValueError(f"batch_size: expected at least 2, got {batch_size}")
+    batches = list(order.split(batch_size))
+    if not lone and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that a split may take on ``device``."""
+    return READY_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else READY
+
+
+def as_float(inputs: Tensor) -> Tensor:
+    """uint8 images as float32 in [0, 1]; anything else as it is."""
+    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+
+
+def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
+    if not mean:
+        return images
+    centre, scale = (_per_channel(tuple(values), images.device) for values in (mean, std))
+    return (images - centre) / scale
+
+
+@lru_cache(maxsize=256)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 (C, 1, 1), made once: on a GPU every new one would be copied there while the step waits."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
+
+
+def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each image of (N, C, H, W) rotated, shifted and flipped at random, black beyond its border; masks with it."""
+    n = len(images)
+    angle, dx, dy = (torch.rand(3, n, generator=generator) * 2 - 1).unbind()
+    angle = angle * math.radians(ROTATION)
+    flip = (torch.rand(n, generator=generator) < 0.5).float() * -2 + 1
+    shift = torch.stack((dx, dy)) * 2 * TRANSLATION  # the grid runs from -1 to 1
+    rows = (flip * angle.cos(), -angle.sin(), shift[0], flip * angle.sin(), angle.cos(), shift[1])
+    theta = moved(torch.stack(rows, dim=1).view(n, 2, 3), images.device)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    if targets.dim() == 4:
+        masks = F.grid_sample(targets.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
+        targets = masks.to(targets.dtype)
+    return turned, targets

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's part of the step after the last round: two exchanges, and what the log says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import MOST_EXAMPLES, Round, StateDict
+from fairflare.engine.after.base import AfterStep, Shape
+from fairflare.engine.aggregation.base import Aggregation
+from fairflare.engine.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
+from fairflare.engine.clinical import CLINICAL, NOTHING, View
+from fairflare.engine.messages import Transport
+
+TIMES = 10
+"""So many times the training examples that it declared a site may have calibration or test cases."""
+
+
+@dataclass(frozen=True)
+class After:
+    """Sums the sites' calibration cases, tells them the sums, and takes what came of it.
+
+    Attributes:
+        name: of the step.
+        step: what is done.
+        shape: of the task.
+        secure: whether the run has secure sums.
+        remark: what a reader must know of the calibration cases.
+        view: what sites say of calibration and decisions after the step.
+    """
+
+    name: str
+    step: AfterStep
+    shape: Shape
+    secure: bool = False
+    remark: str = ""
+    view: View = NOTHING
+
+    def run(
+        self,
+        transport: Transport,
+        aggregation: Aggregation,
+        models: Mapping[str, StateDict],
+        round: Round,
+        declared: Mapping[str, int],
+    ) -> tuple[dict[str, Any], list[Rejection]]:
+        """What the log says of the step, and the rejections.
+
+        Args:
+            transport: reaches the sites.
+            aggregation: sums in the clear or in secret.
+            models: site -> the model that it is to be done for.
+            round: the run's last one.
+            declared: site -> training examples that it declared.
+        """
+        check = {site: _most(declared.get(site)) for site in models}
+
+        def checked(answer: Answer) -> list[float]:
+            try:
+                return self.step.checked(answer.sums, self.shape, check.get(answer.site, MOST_EXAMPLES))
+            except ValueError as error:
+                raise Refused("sums", f"sums: {error}") from None
+
+        total = aggregation.total(transport, models, round, checked, self.step.terms(self.shape))
+        asked = {site: Instruction("adjust", round, models[site], **total.told) for site in total.sites}
+        answers = list(transport.exchange(asked)) if asked else []
+        found, clinical, rejections = self._inspect(answers, round, check)
+        content = {"step": self.name, "by": self.step.by, "split": self.step.split, "needs": self.step.needs}
+        content |= {"remark": self.remark, "shared": self._shared(total.told) if asked else {}, "sites": found}
+        content |= {CLINICAL: clinical} if clinical else {}
+        return content, total.rejections + rejections + silent(asked, answers)
+
+    def _shared(self, told: Mapping[str, Any]) -> dict[str, float]:
+        """What follows for all from the sums that the sites were told; nothing where the server cannot read them."""
+        if self.secure:
+            return {}
+        sums = [told["orders"][str(i)] for i in range(self.step.terms(self.shape))]
+        return self.step.of_all(np.array(sums).reshape(-1, self.step.length(self.shape)), self.shape)
+
+    def _inspect(
+        self, answers: Sequence[Answer], round: Round, most: Mapping[str, int]
+    ) -> tuple[dict[str, Any], dict[str, Any], list[Rejection]]:
+        """Site -> its numbers, site -> those of calibration and decisions, and the rejections."""
+        known = self.step.reports(self.shape, secure=self.secure)
+
+        def check(answer: Answer) -> tuple[dict[str, float], dict[str, float]]:
+            check_tag(answer, round.number)
+            numbers, many = checked_numbers(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
+            self._check_counts(numbers, many)
+            return numbers, self.view.checked(answer.clinical, numbers.get("n", many), as_binned=False)
+
+        found, refused, _ = first_good(answers, check)
+        clinical = {site: found[site][1] for site in sorted(found) if found[site][1]}
+        return {site: found[site][0] for site in sorted(found)}, clinical, left_out(refused, found)
+
+    def _check_counts(self, numbers: Mapping[str, float], most: int) -> None:
+        """Groups are parts of a split, and cases that have a metric parts of both; raises Refused."""
+        counts = {name: value for name, value in numbers.items() if name.startswith("n")}
+        n = counts.get("n", 0.0)
+        groups = [value for name, value in counts.items() if name.startswith("n/")]
+        parts = [
+            counts[name] <= counts.get("n" + where, 0.0)
+            for metric in self.step.partial
+            for where in ("", *(f"/{group}" for group in self.shape.groups))
+            if (name := f"n_{metric}{where}") in counts
+        ]
+        sizes = [n, counts.get("n_calibration", 0.0)]
+        if any(v != int(v) for v in counts.values()) or max(sizes) > most or sum(groups) > n or not all(parts):
+            raise Refused("count_mismatch", f"n: expected whole numbers of at most {most}, and of parts no more in all")
+
+
+def _most(declared: int | None) -> int:
+    return MOST_EXAMPLES if declared is None else TIMES * declared

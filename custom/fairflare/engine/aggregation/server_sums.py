@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's part in secure sums: it passes keys on, adds what it cannot read, and learns the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from fairflare.core.lazy_tensors import Stored, gathered
+from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
+from fairflare.core.types import Reply, Round, StateDict
+from fairflare.engine.aggregation.base import Total
+from fairflare.engine.checks import (
+    Refused,
+    Rejection,
+    check_tag,
+    checked_count,
+    checked_metrics,
+    first_good,
+    left_out,
+    materialized,
+    short,
+    silent,
+)
+from fairflare.engine.gate import reply_of
+from fairflare.engine.messages import Transport
+from fairflare.privacy.secure_sum.keys import PROOF
+from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
+from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
+from fairflare.privacy.secure_sum.ring import Ring, Scale
+from fairflare.privacy.secure_sum.schemes import masked_sizes
+
+T = TypeVar("T")
+
+
+@dataclass
+class Summed:
+    """What came of a round.
+
+    Attributes:
+        total: sum_k p_k D_k; None where no sum came about, and the rejections say why.
+        replies: of the sites in it, without their updates.
+        rejections: of all others that were asked.
+        answers: to the last exchange.
+    """
+
+    total: StateDict | None
+    replies: list[Reply]
+    rejections: list[Rejection]
+    answers: list[Answer]
+
+
+@dataclass
+class ServerSums:
+    """Two sums per round over the sites that have trained: of the numbers that weights are made of, and of updates.
+
+    Attributes:
+        combine: makes of {site: its sealed numbers} what is sent to every site.
+        vouched: (site, statement) -> whether the statement is the site's own.
+        sizes: how many bytes a site's sealed numbers may have.
+        least: sites that a sum must have.
+        statements: site -> what it stated in preflight.
+        ring: how updates are written as whole numbers.
+    """
+
+    combine: Callable[[Mapping[str, bytes]], Any]
+    vouched: Callable[[str, Sealed], bool]
+    sizes: range
+    least: int
+    statements: dict[str, Sealed] = field(default_factory=dict)
+    ring: Ring = field(default_factory=Ring)
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        """Take the statements of answers to "preflight"; the rejections of sites without a good one."""
+        refused = []
+        for answer in answers:
+            if answer.error:
+                continue
+            stated = answer.sealed if isinstance(answer.sealed, Mapping) else {}
+            if self.vouched(answer.site, stated):
+                self.statements[answer.site] = {name: stated[name] for name in PROOF if name in stated}
+            else:
+                refused.append(Rejection(answer.site, "key", "its key for secure sums is not vouched for"))
+        return refused
+
+    def round(
+        self,
+        transport: Transport,
+        answers: Sequence[Answer],
+        round: Round,
+        declared: Mapping[str, int],
+        model: StateDict,
+    ) -> Summed:
+        """Sum what the sites have whose ``answers`` say that they have trained."""
+        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, round, declared))
+        rejections = left_out(refused, ready)
+        sealed, roster, lost, _ = self._ask(transport, "sum", sorted(ready), round, self._sealed, {})
+        rejections += lost
+        total = _added(lambda: self.combine({site: sealed[site] for site in roster}), roster, rejections)
+        if total is None:
+            return Summed(None, [], rejections, [])
+
+        scales = self.ring.scales(model)
+
+        def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
+            return _masked(answer, model, scales, declared.get(answer.site))
+
+        weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total})
+        rejections += lost
+        updates = [weighed[site][1] for site in roster]
+        added = _added(lambda: combine_updates(updates, model, scales), roster, rejections)
+        if added is None:
+            return Summed(None, [], rejections, last)
+        return Summed(added, [weighed[site][0] for site in roster], rejections, last)
+
+    def numbers(self, transport: Transport, models: Mapping[str, StateDict], round: Round, terms: int) -> Total:
+        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
+
+        Args:
+            transport: reaches the sites.
+            models: site -> the model that the numbers are about, one object for all.
+            round: the run's last one.
+            terms: numbers of a site.
+        """
+        sizes = masked_sizes(terms)
+        roster = sorted(site for site in models if site in self.statements)
+        rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
+        model = next(iter(models.values()), NOTHING)
+
+        def check(answer: Answer) -> bytes:
+            return _sealed_bytes(answer, sizes)
+
+        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model, attempts=1)
+        rejections += lost
+        total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
+        if total is None:
+            return Total([], {}, rejections)
+        statements = {site: self.statements[site] for site in roster}
+        return Total(roster, {"sealed": {"sums": total, "attempt": 0, "statements": statements}}, rejections)
+
+    def _ask(
+        self,
+        transport: Transport,
+        task: TaskName,
+        roster: list[str],
+        round: Round,
+        check: Callable[[Answer], T],
+        content: Mapping[str, Any],
+        model: StateDict | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
+        """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way."""
+        rejections: list[Rejection] = []
+        answers: list[Answer] = []
+        for attempt in range(attempts):
+            if len(roster) < self.least:
+                break
+            sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
+            asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
+            answers = list(transport.exchange(asked))
+            found, refused, _ = first_good(answers, lambda answer: _tagged(answer, round, check))
+            rejections += left_out(refused, found) + silent(asked, answers)
+            if len(found) == len(roster):
+                return found, roster, rejections, answers
+            roster = sorted(found)
+        few = f"{len(roster)} sites are left for a secure sum, {self.least} needed"
+        why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
+        return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
+
+    def _check_ready(self, answer: Answer, round: Round, declared: Mapping[str, int]) -> bool:
+        check_tag(answer, round.number)
+        _check_counts(answer, declared.get(answer.site))
+        fields = answer_fields().items()
+        if any(spec.secure in ("masked", "hidden") and _holds(spec, getattr(answer, name)) for name, spec in fields):
+            raise Refused("not_secret", "numbers or weights before the secure sum")
+        if answer.site not in self.statements:
+            raise Refused("key", "its key for secure sums is not known")
+        return True
+
+    def _sealed(self, answer: Answer) -> bytes:
+        return _sealed_bytes(answer, self.sizes)
+
+
+NOTHING: StateDict = {}
+"""One object: sites that are sent the same share a message."""
+
+
+def _sealed_bytes(answer: Answer, sizes: range) -> bytes:
+    sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
+    if not isinstance(sealed, bytes) or len(sealed) not in sizes:
+        raise Refused("malformed", "sum: expected sealed numbers")
+    return sealed
+
+
+def _tagged(answer: Answer, round: Round, check: Callable[[Answer], T]) -> T:
+    check_tag(answer, round.number)
+    return check(answer)
+
+
+def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:
+    """The sum over a roster; None and a rejection for everyone where there is none."""
+    if not roster:
+        return None
+    try:
+        return add()
+    except (SumRefused, ValueError, RuntimeError, OSError) as error:
+        # Whose fault it is cannot be seen: that is what the masks are for.
+        rejections += [Rejection(site, "sum", str(error)) for site in roster]
+        return None
+
+
+def _masked(
+    answer: Answer, model: StateDict, scales: Mapping[str, Scale], declared: int | None
+) -> tuple[Reply, Mapping[str, torch.Tensor]]:
+    """What can be checked of a masked update: that it has the model's entries, as whole numbers."""
+    if any(spec.secure == "hidden" and _holds(spec, getattr(answer, name)) for name, spec in answer_fields().items()):
+        raise Refused("scalar_unknown", "numbers beside a masked update")
+    expected = {key: value for key, value in model.items() if value.is_floating_point()}
+    if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
+        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
+    dtypes = {key: scales[key].dtype for key in expected}
+    entries = {key: _whole_tensor(key, answer.update[key], value, dtypes[key]) for key, value in expected.items()}
+    update = gathered(entries, dtypes)
+    values = {**_check_counts(answer, declared), "update": {}, "metrics": checked_metrics(answer.metrics)}
+    return reply_of(answer.site, values), update
+
+
+def _check_counts(answer: Answer, declared: int | None) -> dict[str, int]:
+    """The measured counts of an answer, which leave in the clear."""
+    return {
+        name: checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
+        for name, spec in answer_fields().items()
+        if spec.kind == "count" and spec.travels("train", secure=True)
+    }
+
+
+def _holds(spec: Spec, value: Any) -> bool:
+    """Whether a field holds something; that an update would be a difference is nothing yet."""
+    return value is not None and value != {} and spec.kind != "difference"
+
+
+def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Stored:
+    """The entry where it lies; one in a file is not read before the sum."""
+    value = value if isinstance(value, Stored) else materialized(value)
+    known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
+    if not known or value.dtype != dtype:
+        found = short(str(getattr(value, "dtype", type(value).__name__)))
+        raise Refused("dtype", f"{key}: expected {str(dtype).removeprefix('torch.')}, got {found}")
+    if tuple(value.shape) != tuple(like.shape):
+        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
+    return value if isinstance(value, Stored) else value.cpu()

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit log: one JSON object per line, each holding the SHA-256 of the one before.
+
+Whoever keeps the last hash can tell whether any earlier line was changed, dropped or reordered. What the lines must say
+one after the other is in ``history``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from fairflare.core.errors import UserError
+from fairflare.core.full_disk import naming
+from fairflare.core.types import StateDict
+from fairflare.engine.files import MOST_LOG, is_there, read_bytes
+
+GENESIS = "0" * 64
+
+
+class AuditLog:
+    """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
+
+    Attributes:
+        path: the file.
+        entries: what it held when it was opened.
+        first: its first entry, empty when there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError when the file exists and its chain is broken."""
+        self.path = path
+        self.entries: list[dict[str, Any]] = []
+        self._size = self._torn = 0
+        if is_there(path):
+            data = read_bytes(path, MOST_LOG)
+            self.entries, self._torn = _chained(data, path.name)
+            self._size = len(data) - self._torn
+        self.first = self.entries[0] if self.entries else {}
+        self._seq, self._head = len(self.entries), self.entries[-1]["hash"] if self.entries else GENESIS
+
+    def append(self, event: str, **content: Any) -> dict[str, Any]:
+        """Write one entry durably and return it, with its ``seq``, ``time``, ``prev`` and ``hash``.
+
+        A last line that a killed process left without its end is cut off first.
+
+        Raises:
+            UserError: the file is not as this object left it; then it is left alone.
+        """
+        entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}
+        entry["hash"] = entry_hash(entry)
+        data = (_text(entry) + "\n").encode()
+        with self.path.open("ab") as file:
+            if file.seek(0, os.SEEK_END) != self._size + self._torn:
+                raise UserError(f"{self.path.name}: was changed by somebody else while the run went on")
+            if self._torn:
+                file.truncate(self._size)
+                self._torn = 0
+            self._write(file, data)
+        self._seq, self._head, self._size = self._seq + 1, entry["hash"], self._size + len(data)
+        return entry
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            os.ftruncate(file.fileno(), self._size)  # a full disk leaves no half line before the entry that says so
+            raise naming(error, self.path)  # noqa: B904  # the same error
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All entries; raises UserError when a line is not the JSON that ``append`` writes."""
+    lines, torn = _lines(read_bytes(path, MOST_LOG), path.name)
+    _refuse_torn(torn, len(lines), path.name)
+    return [_entry(line, number, path.name) for number, line in enumerate(lines, 1)]
+
+
+def first_entry(path: Path) -> dict[str, Any]:
+    """The first entry of the log, {} while no whole, valid line is there; what follows it is not looked at.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    line, end, _ = read_bytes(path, MOST_LOG).partition(b"\n")
+    try:
+        return (_chained(line + end, path.name)[0] or [{}])[0]
+    except UserError:
+        return {}
+
+
+def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
+    """All entries of an unbroken chain; the file is not changed.
+
+    Args:
+        path: the log.
+        torn: whether a last line that a killed process did not write to its end is left out, in place of refused.
+
+    Raises:
+        UserError: names the first line that does not fit.
+    """
+    entries, rest = _chained(read_bytes(path, MOST_LOG), path.name)
+    if not torn:
+        _refuse_torn(b"x" * rest, len(entries), path.name)
+    return entries
+
+
+def entry_hash(entry: dict[str, Any]) -> str:
+    """SHA-256 over the entry without its own hash, as canonical JSON."""
+    content = {key: value for key, value in entry.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def model_hash(model: StateDict) -> str:
+    """SHA-256 over names, types, shapes and bytes in name order: equal exactly for bit-identical models."""
+    digest = hashlib.sha256()
+    for key in sorted(model):
+        digest.update(f"{key}|{_kind(model[key])}|".encode())
+        digest.update(_data(model[key]))
+    return digest.hexdigest()
+
+
+def state_hash(state: Mapping[str, Any]) -> str:
+    """SHA-256 over a rule's state: nested mappings, lists, plain values and tensors with their types and shapes.
+
+    Every part carries its kind and length, and keys keep their order, in which a rule may add numbers up.
+
+    Raises:
+        TypeError: the state holds something that a checkpoint cannot hold.
+    """
+    digest = hashlib.sha256()
+    _feed(digest.update, state)
+    return digest.hexdigest()
+
+
+def _feed(update: Callable[[Any], None], value: Any) -> None:
+    if isinstance(value, Mapping):
+        update(f"mapping {len(value)};".encode())
+        for key, item in value.items():
+            _feed(update, key)
+            _feed(update, item)
+    elif isinstance(value, (list, tuple)):
+        update(f"{'list' if isinstance(value, list) else 'tuple'} {len(value)};".encode())
+        for item in value:
+            _feed(update, item)
+    elif isinstance(value, torch.Tensor):
+        update(f"tensor {_kind(value)};".encode())
+        update(_data(value))
+    elif isinstance(value, float):
+        update(b"float " + struct.pack(">d", value))
+    elif isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        update(f"text {len(text)};".encode() + text)
+    elif value is None or isinstance(value, (bool, int)):
+        update(f"{type(value).__name__} {int(value or 0):x};".encode())
+    else:
+        raise TypeError(f"a rule's state cannot hold a {type(value).__name__}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}|{tuple(tensor.shape)}"
+
+
+def _data(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _chained(data: bytes, name: str) -> tuple[list[dict[str, Any]], int]:
+    """The entries of an unbroken chain, and the length of a last line that was not written to its end."""
+    lines, torn = _lines(data, name)
+    entries, head = [], GENESIS
+    for number, line in enumerate(lines, 1):
+        entry = _entry(line, number, name)
+        if entry.get("seq") != number - 1 or entry.get("prev") != head or entry.get("hash") != entry_hash(entry):
+            raise UserError(f"{name}: the chain is broken at line {number}: it or a line before it was changed")
+        entries.append(entry)
+        head = entry["hash"]
+    return entries, len(torn)
+
+
+def _lines(data: bytes, name: str) -> tuple[list[bytes], bytes]:
+    """The lines of a log, and what follows its last line end: the begin of an entry, or nothing.
+
+    Raises:
+        UserError: other line ends than ``append`` writes, or a rest that it did not begin.
+    """
+    if b"\r" in data:
+        raise UserError(f"{name}: has line ends (CR) that it was not written with; it was left as it is")
+    *lines, torn = data.split(b"\n")
+    begin = f'{{"seq": {len(lines)}, "'.encode()
+    if torn[: len(begin)] != begin[: len(torn)] or not all(32 <= byte < 127 for byte in torn):
+        raise UserError(f"{name}: line {len(lines) + 1} is not JSON, nor the begin of an entry")
+    return lines, torn
+
+
+def _entry(line: bytes, number: int, name: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{name}: line {number} is not JSON") from None
+    if not isinstance(entry, dict):
+        raise UserError(f"{name}: line {number} is not a JSON object")
+    try:
+        written = _text(entry).encode()
+    except (ValueError, RecursionError):
+        written = b""
+    # A second key of the same name or a space more would leave the parsed entry, and so its hash, as it was.
+    if written != line:
+        raise UserError(f"{name}: the chain is broken at line {number}: it is not as it was written")
+    return entry
+
+
+def _refuse_torn(torn: bytes, lines: int, name: str) -> None:
+    if torn:
+        raise UserError(f"{name}: line {lines + 1} has no end: a process was killed while it wrote it, or it was cut")
+
+
+def _text(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, allow_nan=False)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which round's model is the best by validation: over all sites, at the worst one, or a stated trade-off of the two.
+
+A model's scores are what sites find on their validation splits when they receive it: those of round t stand in round
+t + 1's line of the log, those of the last round in the final evaluation. So nothing leaves a site that did not leave it
+before, and a run that goes on after a kill makes the same choice from the same lines. Two models are compared over the
+sites that scored both, at least as many as a round needs: another set of sites would compare hospitals, not models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.types import PERSONAL, StateDict
+from fairflare.engine.audit import model_hash
+from fairflare.engine.choices import NO_CHOICE
+from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, SUFFIX, is_there, read_model
+from fairflare.engine.model_files import ModelFiles, number_of
+from fairflare.engine.state import save_tensors
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A round's model and what sites found of it.
+
+    Attributes:
+        round: which left the model.
+        model_sha256: its hash.
+        values: site -> the metric on its validation split.
+    """
+
+    round: int
+    model_sha256: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a run chooses among the models of its rounds.
+
+    Attributes:
+        by: one of ``choices.BY``; "none" chooses nothing.
+        weight: of the trade-off, w in mean - w (mean - worst); 0 is the mean, 1 the worst site.
+        metric: the task's headline metric.
+        higher: whether its higher values are better.
+        least: sites that must have scored both of two models.
+        shown: whether the chosen model is the one that the run's results, and all that follows them, are of.
+    """
+
+    by: str = NO_CHOICE
+    weight: float = 0.5
+    metric: str = "balanced_accuracy"
+    higher: bool = True
+    least: int = 1
+    shown: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is a choice at all."""
+        return self.by != NO_CHOICE
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """mean - w (mean - worst) over the sites of ``values``, at least one; larger is better, whatever the metric."""
+        known = [values[site] if self.higher else -values[site] for site in sorted(values)]
+        weight = {"mean": 0.0, "worst": 1.0}.get(self.by, self.weight)
+        mean, worst = sum(known) / len(known), min(known)
+        # Not mean - w (mean - worst): at w = 1 that is the worst value but for rounding, and a tie would be none.
+        return (1 - weight) * mean + weight * worst
+
+    def compared(self, one: Candidate, other: Candidate) -> list[str]:
+        """The sites that scored both; none where they are too few."""
+        both = sorted(set(one.values) & set(other.values))
+        return both if len(both) >= max(1, self.least) else []
+
+    def gains(self, later: Candidate, earlier: Candidate) -> float | None:
+        """By how much ``later`` scores above ``earlier`` over the same sites; None where they cannot be compared."""
+        both = self.compared(later, earlier)
+        if not both:
+            return None
+        scores = [self.score({site: found.values[site] for site in both}) for found in (later, earlier)]
+        return scores[0] - scores[1]
+
+    def best(self, earlier: Candidate | None, later: Candidate) -> Candidate:
+        """The better of two models of a run, the later one where both score the same.
+
+        Where they cannot be compared the earlier one stays: nothing says that the later one is better.
+        """
+        if earlier is None:
+            return later
+        gain = self.gains(later, earlier)
+        return later if gain is not None and gain >= 0 else earlier
+
+    def final(self, earlier: Candidate | None, last: Candidate) -> Candidate:
+        """The choice of a run: an ``earlier`` model only where it scores above the ``last`` round's over same sites."""
+        if earlier is None:
+            return last
+        gain = self.gains(last, earlier)
+        return earlier if gain is not None and gain < 0 else last
+
+    def so_far(self, entries: Sequence[Entry], until: int) -> Candidate | None:
+        """The best model of a log whose scores are known by the end of round ``until``; None before the second.
+
+        Args:
+            entries: of the log; of several lines of one round the latest counts.
+            until: the round after which the run stands; later lines are of rounds that are repeated.
+        """
+        lines = {e["round"]: e for e in entries if e["event"] == "round" and e["round"] <= until}
+        found: Candidate | None = None
+        for number in range(1, until):
+            found = self.best(found, self.candidate(number, lines[number]["model_sha256"], lines[number + 1]))
+        return found
+
+    def candidate(self, round: int, model_sha256: str, scored_in: Entry) -> Candidate:
+        """The model of ``round``, which the sites of the next round's line have scored."""
+        found = {site: reply["metrics"].get(self.metric) for site, reply in scored_in["accepted"].items()}
+        return Candidate(round, model_sha256, {site: value for site, value in found.items() if value is not None})
+
+    def last(self, round: int, model_sha256: str, sites: Mapping[str, Entry], own: bool) -> Candidate:
+        """The model of the last round, which the final evaluation has scored.
+
+        Args:
+            round: T.
+            model_sha256: its hash.
+            sites: site -> its results.
+            own: whether layers stay at the sites: then a round's scores are of each site's own model, and so are these.
+        """
+        results = {site: (found.get(PERSONAL) or {}) if own else found for site, found in sites.items()}
+        values = {site: (found.get("val") or {}).get(self.metric) for site, found in results.items()}
+        return Candidate(round, model_sha256, {site: value for site, value in values.items() if value is not None})
+
+
+def of_line(entry: Entry, least: int) -> Choice:
+    """How a log's line says that its choice was made."""
+    return Choice(entry["by"], entry["weight"], entry["metric"], entry["higher"], least)
+
+
+def check_line(entries: Sequence[Entry], least: int) -> None:
+    """Raise UserError where the last choice that a log tells of is not the one that its scores make.
+
+    Args:
+        entries: of a log that ``history.read_history`` has followed, in which a model was chosen.
+        least: see ``Choice``.
+    """
+    line = next(entry for entry in reversed(entries) if entry["event"] == "best")
+    before = entries[: entries.index(line)]
+    evaluation = next(e for e in reversed(before) if e["event"] == "evaluation")
+    choice, rounds = of_line(line, least), entries[0]["rounds"]
+    last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"], line["own"])
+    found = choice.final(choice.so_far(before, rounds), last)
+    if (found.round, found.model_sha256) != (line["round"], line["model_sha256"]):
+        raise UserError(f"{AUDIT}: the chosen model is of round {line['round']}, by its scores it is {found.round}'s")
+
+
+@dataclass
+class Best:
+    """The best model so far, in a file below ``best`` until the run ends; then in ``best.safetensors``.
+
+    A new best model is written after the line that holds its scores and before that round's checkpoint, and the one
+    before it goes after the checkpoint: whatever a kill leaves, the best model of the checkpoint's round is there.
+
+    Attributes:
+        folder: the run's.
+        choice: how it is chosen.
+        found: the best model whose scores are known.
+    """
+
+    folder: Path
+    choice: Choice
+    found: Candidate | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._files = ModelFiles(self.folder / BEST_MODELS)
+
+    def go_on(self, entries: Sequence[Entry], round: int) -> None:
+        """Take over what a process has left that came to the end of ``round``."""
+        if self.choice.chooses:
+            self.found = self.choice.so_far(entries, round)
+            self.settle()
+
+    def challenge(self, round: int, model: StateDict, model_sha256: str, scored_in: Entry) -> None:
+        """Keep the model of ``round`` if it is the best so far; the line of the round after it has just been logged."""
+        if not self.choice.chooses or round < 1:
+            return
+        new = self.choice.candidate(round, model_sha256, scored_in)
+        if self.choice.best(self.found, new) is new:
+            self._files.write(round, model)
+            self.found = new
+
+    def settle(self) -> None:
+        """The checkpoint is written: other models are needed no more."""
+        if self.choice.chooses:
+            self._files.clear({self.found.round} if self.found else set())
+
+    def model(self) -> StateDict:
+        """The best model so far; raises RunFailed where its file is another or missing."""
+        assert self.found is not None  # there is one once it has been found better than another
+        for path in (self._files.path(self.found.round), self.folder / BEST):
+            if is_there(path) and model_hash(model := read_model(path)) == self.found.model_sha256:
+                return model
+        raise RunFailed(f"{BEST_MODELS}/{self.found.round}{SUFFIX}: is not the model that {AUDIT} says it is")
+
+    def save(self, model: StateDict) -> None:
+        """The run's choice, as a state dict."""
+        save_tensors(self.folder / BEST, model)
+
+    def clear(self) -> None:
+        """The run has ended, and all that it leaves is written."""
+        if self.choice.chooses:
+            self._files.clear(set())
+
+
+def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool) -> None:
+    """Every model below ``best`` and ``best.safetensors`` is one that the log names so; none that is needed is missing.
+
+    Args:
+        folder: the run's.
+        entries: of its log.
+        choice: of its configuration.
+        round: where its checkpoint stands.
+        ended: whether it came to its end.
+
+    Raises:
+        UserError: one line that says what does not fit.
+    """
+    lines = [entry for entry in entries if entry["event"] == "best"]
+    files = ModelFiles(folder / BEST_MODELS)
+    if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):
+        raise UserError(f"{BEST}: lies there, or {AUDIT} speaks of it, in a run that chooses no model")
+    for path in files.all():
+        _check_kept(path, entries)
+    found = choice.so_far(entries, round) if choice.chooses else None
+    if found and round < entries[0]["rounds"] and not is_there(files.path(found.round)):
+        raise UserError(f"{BEST_MODELS}/{found.round}{SUFFIX}: is missing, and by {AUDIT} it is the best model so far")
+    if is_there(folder / BEST):
+        allowed = [line["model_sha256"] for line in (lines[-1:] if ended else lines)]
+        if model_hash(read_model(folder / BEST)) not in allowed:
+            raise UserError(f"{BEST}: is not the model that {AUDIT} says was chosen")
+    elif ended and choice.chooses:
+        raise UserError(f"{BEST}: is missing, and {AUDIT} says that the run ended")
+
+
+def _check_kept(path: Path, entries: Sequence[Entry]) -> None:
+    hashes = {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"}
+    number = number_of(path.name)
+    if number is None or (number, model_hash(read_model(path))) not in hashes:
+        raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The update gate: every answer is accepted whole or rejected with a code before any arithmetic sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fairflare.core.lazy_tensors import gathered, held
+from fairflare.core.schema import SPLITS, Answer, answer_fields
+from fairflare.core.slots import Slot
+from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
+from fairflare.engine import intervals, norms
+from fairflare.engine.checks import (
+    Ranges,
+    Refused,
+    Rejection,
+    check_tag,
+    checked_metrics,
+    checked_sizes,
+    first_good,
+    is_number,
+    left_out,
+)
+from fairflare.engine.choices import RATIO
+from fairflare.engine.clinical import CLINICAL, NOTHING, View
+from fairflare.engine.count_checks import check_counts
+from fairflare.engine.field_checks import CHECKS, Against
+from fairflare.engine.update_form import Form, Measured
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate made of one exchange.
+
+    Attributes:
+        replies: accepted, sorted by site.
+        rejections: sorted by site; a site with an accepted answer has none.
+        flags: site -> remarks on an accepted answer, e.g. "zero_update".
+        norms: site -> kind -> size of its accepted update, see ``norms.norms_of``.
+        tensors: name of a declared tensor -> median of its size over the accepted answers, see ``norms.medians``.
+    """
+
+    replies: list[Reply]
+    rejections: list[Rejection]
+    flags: dict[str, list[str]]
+    norms: dict[str, norms.Norms] = field(default_factory=dict)
+    tensors: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Checks answers against the model they answer to.
+
+    Attributes:
+        trainable: names of the model's trainable parameters.
+        scalars: what the method's probes report, with ranges.
+        wanted: names of the scalars that the rule cannot do without.
+        anchored: what probes report in a round's second exchange, with ranges.
+        max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``, or a declared
+            tensor, see ``norms.tensors_too_large``.
+        metrics: name -> range of the task's metrics, losses among them; None: any name, see ``core.metric.named``.
+        tensors: "name/entry" -> slot of the tensors that the method's parts send.
+        lenient: fields of the schema that may be missing although they are required: clients of a stock recipe know
+            nothing of them.
+        personal: entries that stay at the sites: an update must not hold them, and a rule sees them unchanged.
+        personal_results: whether sites report results of personal models.
+        view: what sites may say of calibration and decisions of the model that they use.
+    """
+
+    trainable: frozenset[str]
+    scalars: tuple[Number, ...] = ()
+    wanted: tuple[str, ...] = ()
+    anchored: tuple[Number, ...] = ()
+    max_norm_ratio: float = RATIO
+    metrics: Ranges | None = None
+    lenient: frozenset[str] = frozenset()
+    tensors: Mapping[str, Slot] = field(default_factory=dict)
+    personal: frozenset[str] = frozenset()
+    personal_results: bool = False
+    view: View = NOTHING
+
+    def shared(self, model: StateDict) -> StateDict:
+        """``model`` without the entries that stay at the sites."""
+        return {key: value for key, value in model.items() if key not in self.personal}
+
+    def inspect(
+        self,
+        answers: Sequence[Answer],
+        model: StateDict,
+        round: int,
+        declared: Mapping[str, int],
+        history: norms.History | None = None,
+        own: Mapping[str, StateDict] | None = None,
+    ) -> Verdict:
+        """Accept or reject every answer; of several good answers of a site the first one counts.
+
+        Args:
+            answers: in any order.
+            model: w^t, which fixes keys, shapes and types.
+            round: the number of the round that was asked for.
+            declared: n_k that each known site declared at the start.
+            history: sizes of the sites' last accepted updates, and of declared tensors, see ``norms.remembered``.
+            own: site -> the model that it was sent in place of w^t.
+        """
+        whole, model = model, self.shared(model)
+        form = Form.of(model, self.trainable)
+        sizes: dict[str, norms.Norms] = {}
+
+        def accept(answer: Answer) -> Reply:
+            other = (own or {}).get(answer.site)
+            against = form if other is None else Form.of(self.shared(other), self.trainable)
+            reply, sizes[answer.site] = self._accept(answer, against, round, declared.get(answer.site))
+            return reply
+
+        accepted, refused, repeated = first_good(answers, accept)
+        flags: dict[str, list[str]] = {}
+        for site in repeated:
+            flags.setdefault(site, []).append("duplicate")
+        scales = norms.scales_of(model, self.trainable, form.sizes)
+        beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
+        self._reject_outliers(accepted, sizes, beside, refused, flags, scales, history or {})
+        replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
+        flags = {site: flags[site] for site in sorted(flags)}
+        norms_of = {site: sizes[site] for site in sorted(accepted)}
+        medians = norms.medians({site: beside[site] for site in accepted})
+        return Verdict(replies, left_out(refused, accepted), flags, norms_of, medians)
+
+    def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
+        """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
+
+        The sum is held against the model and against the sums of the rounds before (``norms.SUM`` in ``history``).
+        """
+        sizes, scales = norms.norms_of(total, self.trainable), norms.scales_of(model, self.trainable)
+        return norms.too_large({norms.SUM: sizes}, scales, self.max_norm_ratio, history).get(norms.SUM, "")
+
+    def inspect_second(
+        self, answers: Sequence[Answer], round: int
+    ) -> tuple[dict[str, dict[str, float]], list[Rejection]]:
+        """Site -> the scalars of its answer to "compare", and the rejections."""
+
+        def accept(answer: Answer) -> dict[str, float]:
+            values = self._checked(
+                answer, "compare", Against(Form.of({}, self.trainable), round, None, self.anchored, ())
+            )
+            return dict(values["scalars"])
+
+        found, refused, _ = first_good(answers, accept)
+        return found, left_out(refused, found)
+
+    def _accept(self, answer: Answer, form: Form, round: int, declared: int | None) -> tuple[Reply, norms.Norms]:
+        """The reply, and kind -> size of its update."""
+        wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
+        values = self._checked(
+            answer, "train", Against(form, round, declared, self.scalars, wanted, self.metrics, self.tensors)
+        )
+        check_counts(values["scalars"], self.scalars, values["n_examples"])
+        measured: Measured = values["update"]
+        return reply_of(answer.site, {**values, "update": measured.update}, self.trainable), measured.sizes
+
+    def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
+        """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
+        check_tag(answer, against.round)
+        fields = [(name, spec) for name, spec in answer_fields().items() if spec.travels(task)]
+        fields.sort(key=lambda field: field[1].kind in ("update", "tensors"))
+        values = {}
+        for name, spec in fields:
+            if name in self.lenient and getattr(answer, name) is None:
+                continue
+            if check := CHECKS[spec.kind_in(task)]:
+                values[name] = check(name, getattr(answer, name), spec, against)
+        return values
+
+    def _completed(self, replies: list[Reply], model: StateDict) -> list[Reply]:
+        """The replies with an update of zero for the entries that stay at the sites: the server's do not move."""
+        if not self.personal:
+            return replies
+        entries = {key: value for key, value in model.items() if value.is_floating_point()}
+        zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
+        dtypes = {key: value.dtype for key, value in entries.items()}
+        return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
+
+    def _reject_outliers(
+        self,
+        accepted: dict[str, Reply],
+        sizes: Mapping[str, norms.Norms],
+        beside: Mapping[str, Mapping[str, float]],
+        refused: dict[str, Rejection],
+        flags: dict[str, list[str]],
+        scales: norms.Norms,
+        history: norms.History,
+    ) -> None:
+        known = {site: sizes[site] for site in accepted}
+        for site, found in known.items():
+            if not any(found.values()):
+                flags.setdefault(site, []).append("zero_update")
+        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
+        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
+        for site, detail in outliers.items():
+            refused[site] = Rejection(site, "norm", detail)
+            del accepted[site]
+            flags.pop(site, None)
+
+    def _tensor_sizes(self, reply: Reply) -> dict[str, float]:
+        """Name -> size of the declared tensors that are compared."""
+        compared = {name.partition("/")[0] for name, slot in self.tensors.items() if slot.compared}
+        return {name: norms.size_of(entries) for name, entries in reply.tensors.items() if name in compared}
+
+
+def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:
+    """The reply that holds the accepted ``values``; counts that ``Reply`` does not name are in ``measured``."""
+    own = {f.name for f in dataclasses.fields(Reply)}
+    named = {name: value for name, value in values.items() if name in own}
+    counts = {name: values[name] for name, spec in answer_fields().items() if spec.kind == "count" and name in values}
+    measured = {name: float(value) for name, value in counts.items() if name not in own}
+    return Reply(site=site, **named, trainable=trainable, measured=measured)
+
+
+def steps_of(replies: Sequence[Reply]) -> dict[str, int]:
+    """Site -> local optimizer steps of its accepted answer, for the sites whose answer says them."""
+    return {r.site: int(r.measured["steps"]) for r in replies if "steps" in r.measured}
+
+
+def inspect_evaluation(
+    answers: Sequence[Answer],
+    round: int,
+    groups: Sequence[str] = (),
+    metrics: Ranges | None = None,
+    personal: bool = False,
+    view: View = NOTHING,
+) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+    """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
+
+    Args:
+        answers: in any order.
+        round: the number of the round that was asked for.
+        groups: names of the run's groups.
+        metrics: name -> range; None: any name.
+        personal: whether a site may report the same of its personal model, which then stands under "personal".
+        view: what a site may say of calibration and decisions, which then stands under "clinical".
+    """
+
+    def check(answer: Answer) -> dict[str, Any]:
+        check_tag(answer, round)
+        found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
+        if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
+            found[CLINICAL] = clinical
+        if isinstance(answer.personal, Mapping) and not answer.personal:
+            return found
+        if not personal:
+            raise Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
+        return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
+
+    found, refused, _ = first_good(answers, check)
+    return {site: found[site] for site in sorted(found)}, left_out(refused, found)
+
+
+def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
+    cells = content.get("groups")
+    cells = cells if isinstance(cells, Mapping) else {}
+    found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
+    found["n"] = checked_sizes(content.get("n"), SPLITS)
+    found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
+    found |= intervals.checked(content, found["test"], metrics)
+    for split, known in found["groups"].items():
+        total = sum(cell["n"] for cell in known.values())
+        if total > found["n"].get(split, 0.0):
+            raise Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
+    return found
+
+
+def _checked_trivial(content: Any, metrics: Ranges | None) -> dict[str, Any]:
+    """What an answer that needs no network reaches, under ``TRIVIAL``, where the site says so."""
+    beside = content.get(TRIVIAL) if isinstance(content, Mapping) else None
+    if not isinstance(beside, Mapping) or not beside:
+        return {}
+    return {TRIVIAL: {split: checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}}
+
+
+def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The groups of the run that come with a size of at least 1 and a value in [0, 1]."""
+    content = content if isinstance(content, Mapping) else {}
+    usable = {}
+    for group in groups:
+        cell = content.get(group)
+        if not isinstance(cell, Mapping) or not is_number(cell.get("n")) or not is_number(cell.get("value")):
+            continue
+        if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
+            usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
+    return usable

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an audit log says of a run: its lines followed from the first to the last, each checked against those before.
+
+A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
+from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
+A "best" line behind the evaluation names the model that a run chooses. A round's line may say that its model is
+"unscored"; then one "scores" line, anywhere between it and a completed run's end, holds what the model got on the
+shared test sets. A "report" line may stand anywhere behind: it holds the hashes of the report's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fairflare.core.errors import UserError
+from fairflare.engine.files import AUDIT
+from fairflare.engine.log_lines import COMPLETED, FORMAT, READABLE, REPORT, SHAPES, Entry, alike, misfit
+
+OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A federation between two rounds, as the log tells of it.
+
+    Attributes:
+        round: the last finished round, 0 before the first.
+        model: hash of the model.
+        state: hash of the rule's and the server optimizer's state and the gate's history.
+        declared: site -> the number of examples it declared.
+        entry: hash of the line that says so.
+    """
+
+    round: int
+    model: str
+    state: str
+    declared: Mapping[str, int]
+    entry: str
+
+
+@dataclass
+class RunHistory:
+    """What the lines of one log say together.
+
+    Attributes:
+        start: the first line.
+        standing: what the last finished round left.
+        before: what the round before it left, while the checkpoint of the last one may not have been written.
+        finish: the line that ended the run, empty while it goes on.
+        evaluated: whether the final model has been evaluated since the run last went on.
+        last: the last line but for reports.
+        reports: the lines that record a report, in their order.
+        left: round -> hash of the model that it left to be scored later.
+        unscored: those of these rounds whose scores are still owed.
+        models: round -> hash of the model that it left.
+        chosen: the line that names the best model, since the run last went on; empty: none does.
+    """
+
+    start: Entry
+    standing: Standing
+    before: Standing | None = None
+    finish: Entry = field(default_factory=dict)
+    evaluated: bool = False
+    last: Entry = field(default_factory=dict)
+    reports: list[Entry] = field(default_factory=list)
+    left: dict[int, str] = field(default_factory=dict)
+    unscored: set[int] = field(default_factory=set)
+    models: dict[int, str] = field(default_factory=dict)
+    chosen: Entry = field(default_factory=dict)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the log says that the run came to its end."""
+        return self.finish.get("status") == COMPLETED
+
+
+def read_history(entries: Sequence[Entry]) -> RunHistory:
+    """Follow the lines of an unbroken chain from the first to the last.
+
+    Raises:
+        UserError: names the first line that cannot follow those before it.
+    """
+    if not entries:
+        raise UserError(f"{AUDIT}: is empty")
+    if entries[0].get("event") == "start" and "log_format" not in entries[0]:
+        raise UserError(OLD)
+    run_history: RunHistory | None = None
+    for number, entry in enumerate(entries, 1):
+        event = entry.get("event")
+        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run_history is None):
+            raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
+        if wrong := misfit(entry, SHAPES[event]):
+            raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
+        if run_history is None:
+            run_history = _started(entry)
+        elif event == REPORT:
+            run_history.reports.append(_checked_report(run_history, entry, number))
+        else:
+            _STEPS[event](run_history, entry, number)
+            run_history.last = entry
+    assert run_history is not None  # the first line of a log is its start
+    return run_history
+
+
+def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
+    """Site -> the last of the rounds up to ``until`` in which its answer was accepted.
+
+    Args:
+        entries: of a log that ``read_history`` has followed.
+        until: the round after which the run goes on; later ones are repeated.
+    """
+    rounds: dict[int, Entry] = {}
+    for entry in entries:
+        if entry["event"] == "round":  # one that is repeated takes the place of the first
+            rounds[entry["round"]] = entry
+    return {site: number for number in sorted(rounds) if number <= until for site in rounds[number]["accepted"]}
+
+
+def _started(entry: Entry) -> RunHistory:
+    if entry["log_format"] not in READABLE:
+        raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
+    return RunHistory(start=entry, standing=_standing(0, entry), last=entry)
+
+
+def _round(run_history: RunHistory, entry: Entry, number: int) -> None:
+    expected = run_history.standing.round + 1
+    if (
+        run_history.finish
+        or run_history.evaluated
+        or entry["round"] != expected
+        or expected > run_history.start["rounds"]
+    ):
+        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
+    _keep_declared(run_history, entry, number)
+    run_history.before, run_history.standing = run_history.standing, _standing(expected, entry)
+    run_history.models[expected] = entry["model_sha256"]
+    if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
+        raise UserError(f"{AUDIT}: line {number}: round without proper scores")
+    if "unscored" in entry:
+        run_history.left[expected] = entry["model_sha256"]
+        run_history.unscored.add(expected)
+
+
+def _scores(run_history: RunHistory, entry: Entry, number: int) -> None:
+    scored = entry["round"]
+    owed = scored in run_history.unscored and scored <= run_history.standing.round
+    if run_history.finish or not owed or entry["model_sha256"] != run_history.left[scored]:
+        raise UserError(f"{AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
+    run_history.unscored.remove(scored)
+    if scored == run_history.standing.round:
+        run_history.before = None  # its checkpoint is written before its model is scored
+
+
+def _round_failed(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or entry["round"] != run_history.standing.round + 1:
+        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
+    _same_model(run_history, entry, number)
+
+
+def _evaluation(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or run_history.evaluated or run_history.standing.round != run_history.start["rounds"]:
+        raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
+    _same_model(run_history, entry, number)
+    run_history.evaluated = True
+
+
+def _best(run_history: RunHistory, entry: Entry, number: int) -> None:
+    """Once, between the evaluation and the end; the model is one that a round left."""
+    early = not run_history.evaluated or run_history.finish or run_history.chosen
+    known = run_history.models.get(entry["round"]) == entry["model_sha256"]
+    if early or run_history.last["event"] != "evaluation" or not known:
+        raise UserError(f"{AUDIT}: line {number}: no choice of a model can stand here")
+    run_history.chosen = entry
+
+
+def _after(run_history: RunHistory, entry: Entry, number: int) -> None:
+    """After the evaluation, and behind the end of a run too: it changes neither model nor state."""
+    if not run_history.evaluated or (run_history.finish and not run_history.completed):
+        raise UserError(f"{AUDIT}: line {number}: no step after the last round can stand here")
+    _same_model(run_history, entry, number)
+
+
+def _finish(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if run_history.finish or (entry["status"] == COMPLETED and (run_history.unscored or not run_history.evaluated)):
+        raise UserError(
+            f"{AUDIT}: line {number}: the run cannot end here, its rounds, their scores or its evaluation are missing"
+        )
+    before = run_history.before
+    if before is not None and entry["model_sha256"] == before.model:
+        # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
+        if run_history.standing.model != before.model:
+            _back_to(run_history, before)
+    else:
+        _same_model(run_history, entry, number)
+    run_history.finish = entry
+
+
+def _resume(run_history: RunHistory, entry: Entry, number: int) -> None:
+    allowed = [
+        s for s in (run_history.standing, run_history.before) if s is not None and s.round == entry["from_round"]
+    ]
+    if not allowed:
+        raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
+    if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
+        raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
+    _back_to(run_history, allowed[0])
+    _keep_declared(run_history, entry, number)
+    run_history.finish, run_history.evaluated, run_history.chosen = {}, False, {}
+
+
+def _back_to(run_history: RunHistory, standing: Standing) -> None:
+    """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
+    run_history.standing, run_history.before = standing, None
+    run_history.unscored = {number for number in run_history.unscored if number <= standing.round}
+
+
+_STEPS = {
+    "round": _round,
+    "scores": _scores,
+    "round_failed": _round_failed,
+    "evaluation": _evaluation,
+    "best": _best,
+    "after": _after,
+    "benefit": _after,
+    "finish": _finish,
+    "resume": _resume,
+}
+
+
+def _checked_report(run_history: RunHistory, entry: Entry, number: int) -> Entry:
+    known = [s.model for s in (run_history.standing, run_history.before) if s is not None]
+    if entry["of"] != run_history.last["hash"] or entry["model_sha256"] not in known:
+        raise UserError(f"{AUDIT}: line {number}: records a report of something else")
+    return entry
+
+
+def _standing(round: int, entry: Entry) -> Standing:
+    return Standing(round, entry["model_sha256"], entry["state_sha256"], entry["declared"], entry["hash"])
+
+
+def _same_model(run_history: RunHistory, entry: Entry, number: int) -> None:
+    if entry["model_sha256"] != run_history.standing.model:
+        raise UserError(f"{AUDIT}: line {number}: names another model than the round before left")
+    run_history.before = None
+
+
+def _keep_declared(run_history: RunHistory, entry: Entry, number: int) -> None:
+    """The first word counts: a site's number of examples never changes."""
+    now, before = entry["declared"], run_history.standing.declared
+    if not alike({site: now.get(site) for site in before}, before):
+        raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")

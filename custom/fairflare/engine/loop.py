@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The round loop: one for every method and every transport."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from fairflare.aggregators.base import Outcome, Rule
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.full_disk import NO_SPACE, is_full
+from fairflare.core.schema import IN_USE
+from fairflare.core.slots import flat
+from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
+from fairflare.core.versions import all_versions
+from fairflare.engine.after.server import After
+from fairflare.engine.aggregation.base import Aggregation, Trained
+from fairflare.engine.aggregation.plain import Plain
+from fairflare.engine.attendance import Participation
+from fairflare.engine.audit import AuditLog, model_hash
+from fairflare.engine.benefit.server import Benefit
+from fairflare.engine.best import Best, Choice, check_files
+from fairflare.engine.checks import Rejection, silent
+from fairflare.engine.clinical import CLINICAL
+from fairflare.engine.disk_buffer import Spooled
+from fairflare.engine.entries import by_site, round_entry, too_few
+from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
+from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
+from fairflare.engine.history import RunHistory, last_counted, read_history
+from fairflare.engine.log_lines import COMPLETED, FORMAT
+from fairflare.engine.logged_files import left_behind, read_final, read_standing
+from fairflare.engine.messages import Answer, Instruction, Transport
+from fairflare.engine.norms import remembered
+from fairflare.engine.outcomes import usable
+from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
+from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
+from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
+from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.engine.traffic import Traffic
+from fairflare.participation.all import All
+from fairflare.participation.base import Selector
+from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.server_optimizers.none import Add
+from fairflare.trainers.base import ServerState, Trainer
+from fairflare.trainers.sgd import PlainTrainer
+
+T = TypeVar("T")
+
+
+class Observer(Protocol):
+    """Someone who watches a federation: a progress bar, TensorBoard."""
+
+    def saw(self, entry: Mapping[str, Any]) -> None:
+        """Called with every audit entry after it was written."""
+
+
+@dataclass
+class Federation:
+    """Runs rounds until the last one and leaves checkpoint, audit log and, at the end, the model in ``folder``.
+
+    Attributes:
+        rule: turns accepted replies into the next model.
+        gate: decides which answers become replies.
+        transport: reaches the sites.
+        rounds: T; 0 trains nothing: the initial model is evaluated.
+        min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
+        folder: where everything is written; a checkpoint found there is continued from.
+        header: what the audit log's first entry says about the run (method, task, seed, versions ...).
+        observers: shown every audit entry.
+        groups: names of the groups that sites report values of at the end.
+        lr: local learning rate of the sites, which rules may use; 0: not known.
+        leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
+        score: metrics on the task's shared test sets, asked for the model of each of the last rounds; None: there are
+            none.
+        scored_rounds: how many these are.
+        beside: what the sites may be doing while the server scores.
+        aggregation: combines a round's answers, in the clear or as secure sums.
+        accept: codes of preflight's errors that count as warnings in this run.
+        selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
+        server_optimizer: steps along the update that the rule has combined.
+        seed: the run's, for the selector.
+        after: what is done with the final model once it has been evaluated; None: nothing.
+        benefit: what joining gives each site is asked for then; None: it is not.
+        early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
+        trainer: the sites', for its server half.
+        choice: how the best model among those of the rounds is chosen; by default none is.
+    """
+
+    rule: Rule
+    gate: Gate
+    transport: Transport
+    rounds: int
+    min_sites: int
+    folder: Path
+    header: Mapping[str, Any] = field(default_factory=dict)
+    observers: Sequence[Observer] = ()
+    groups: tuple[str, ...] = ()
+    lr: float = 0.0
+    leave_out: str = ""
+    score: Score | None = None
+    scored_rounds: int = LAST
+    beside: Beside = Beside.NOTHING
+    aggregation: Aggregation = field(default_factory=Plain)
+    accept: Sequence[str] = ()
+    selector: Selector = field(default_factory=All)
+    server_optimizer: ServerOptimizer = field(default_factory=Add)
+    seed: int = 0
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
+    trainer: Trainer = field(default_factory=PlainTrainer)
+    after: After | None = None
+    choice: Choice = field(default_factory=Choice)
+    benefit: Benefit | None = None
+
+    def run(self, initial: StateDict) -> StateDict:
+        """Train from ``initial`` (or the folder's checkpoint) and return the final model.
+
+        Raises:
+            RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
+        """
+        self._audit = AuditLog(self.folder / AUDIT)
+        self._traffic = Traffic(Spooled(self.transport))
+        self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
+        self._best = Best(self.folder, self.choice)
+        standing = [self._open(initial)]
+        self._first = initial if self.benefit is not None else {}
+        del initial  # the next model takes its place in memory
+        with contextlib.closing(self._backlog):
+            return self._run(standing.pop()).model
+
+    @property
+    def _end(self) -> Round:
+        """What sites are told after the last round; of none, one."""
+        return Round(max(self.rounds, 1), max(self.rounds, 1))
+
+    def _run(self, standing: Checkpoint) -> Checkpoint:
+        """The rounds after ``standing``, the evaluation, the scores and the end."""
+        try:
+            for number in range(standing.round + 1, self.rounds + 1):
+                standing = self._round(standing, Round(number, self.rounds))
+            chosen = self._choose(standing, self._evaluate(standing))
+            self._adjust(standing, chosen)
+            self._compare_with_solo(standing, chosen)
+            self._log_scores(self._backlog.rest(standing.round))
+        except RunFailed as failure:
+            self._fail(standing, str(failure))
+            raise
+        except Exception as error:
+            self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
+            raise
+        self._close(standing, COMPLETED, "")
+        self._best.clear()
+        return standing
+
+    def _fail(self, standing: Checkpoint, reason: str) -> None:
+        """The run ends with what it has; models that cannot be scored now stay in their files."""
+        with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
+            self._log_scores(self._backlog.rest(standing.round))
+        self._close(standing, "failed", reason)
+
+    def _open(self, initial: StateDict) -> Checkpoint:
+        """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
+        standing = Checkpoint(round=0, model=initial)
+        run_history = self._run_history()
+        if run_history is not None:
+            begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
+            standing = read_standing(self.folder, run_history) or begun
+            read_final(self.folder, run_history)
+            self._backlog.check(run_history, standing.round)
+            check_files(self.folder, self._audit.entries, self.choice, standing.round, ended=False)
+            if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
+                raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
+            (self.folder / MODEL).unlink(missing_ok=True)
+            self._backlog.go_on(run_history, standing.round)
+            self._best.go_on(self._audit.entries, standing.round)
+        self._sha256 = model_hash(standing.model)
+        self._counted = last_counted(self._audit.entries, standing.round)
+        return self._preflight(standing, resumed=run_history is not None)
+
+    def _run_history(self) -> RunHistory | None:
+        """What the log says so far, None before its first line.
+
+        Raises:
+            UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
+        """
+        if not self._audit.entries:
+            for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS):
+                if is_there(self.folder / name):
+                    raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
+            return None
+        run_history = read_history(self._audit.entries)
+        if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
+            raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
+        return run_history
+
+    def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
+        """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
+
+        Raises:
+            RunFailed: a site has errors, or differs in this package's version. The audit log says which.
+        """
+        asked = {site: Instruction("preflight", Round(1, self._end.total), {}) for site in self.transport.sites()}
+        answers = list(self._traffic.exchange(asked))
+        statements, rejections, standing = self._read_statements(answers, standing)
+        rejections += silent(asked, answers)
+        self._participation = Participation(statements)
+        found = {site: statement.to_json() for site, statement in statements.items()}
+        shared = {"preflight": found, "rejected": by_site(rejections), **left_behind(standing)}
+        if resumed:
+            self._log("resume", from_round=standing.round, **shared)
+        else:
+            notes = [note.to_json() for note in self.rule.notes]
+            about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
+            self._log("start", log_format=FORMAT, **about, **shared)
+        if reason := refusal(statements, rejections):
+            self._close(standing, "failed", reason)
+            raise RunFailed(reason)
+        return standing
+
+    def _read_statements(
+        self, answers: Sequence[Answer], standing: Checkpoint
+    ) -> tuple[dict[str, Statement], list[Rejection], Checkpoint]:
+        """What sites say in preflight, whom that rejects, and the checkpoint with their numbers of examples."""
+        statements, rejections = inspect_preflight(answers, all_versions(), standing.declared, self.accept)
+        rejections += self.aggregation.learn(answers)
+        sizes = {site: s.n_examples for site, s in statements.items() if s.n_examples and site != self.leave_out}
+        # The first word counts.
+        return statements, rejections, dataclasses.replace(standing, declared={**sizes, **standing.declared})
+
+    def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
+        """Say how the run ended and leave the last good model as a plain file.
+
+        In this order a model without the log's last line is never what a kill leaves.
+        """
+        scores = {} if status == COMPLETED else self._last_scores(standing)
+        self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
+        save_tensors(self.folder / MODEL, standing.model)
+
+    def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
+        """The last good model's scores on all test sets, of a run that failed between two rounds."""
+        if not 0 < standing.round < self.rounds:
+            return {}
+        try:
+            return self._backlog.now(standing.model)
+        except Exception:  # whatever it is, the line that says why the run failed must be written
+            return {}
+
+    def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
+        started = time.monotonic()
+        selected = self._select(round)
+        selection = self._selection(selected)
+        answers, missing, standing = self._train(standing, round, selected)
+        combined = self.aggregation.combine(self._trained(standing, round, answers, missing))
+        verdict, exchanged = combined.verdict, combined.exchanged
+        outcome, trainer = self._for_trainer(standing, round, verdict, combined.outcome)
+        outcome, server = self._step(standing, outcome)
+        outcome = usable(outcome, standing.model, round)
+        declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
+        history = remembered(standing.history, verdict.norms, verdict.tensors)
+        models = {**standing.models, **outcome.models}
+        after = Checkpoint(
+            round.number, outcome.model, outcome.state, declared, history, server=server, models=models, trainer=trainer
+        )
+        left = left_behind(after)
+        seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
+        entry = round_entry(round, verdict, outcome, combined.answers) | selection
+        owed = self._backlog.wants(round.number)
+        later = {"unscored": True} if owed else {}
+        line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
+        if owed:
+            self._backlog.owe(round.number, outcome.model, left["model_sha256"])
+        self._best.challenge(standing.round, standing.model, self._sha256, line)
+        after = dataclasses.replace(after, entry=line["hash"])
+        save_checkpoint(self.folder / CHECKPOINT, after)
+        self._best.settle()
+        self._sha256 = left["model_sha256"]
+        self._counted |= dict.fromkeys(line["accepted"], round.number)
+        self._log_scores(self._backlog.ready())
+        return after
+
+    def _log_scores(self, found: Iterable[Scored]) -> None:
+        for scored in found:
+            self._log("scores", **vars(scored))
+            self._backlog.logged(scored)
+
+    def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
+        """What the aggregation is given of a round."""
+        info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
+        missed = partial(self._participation.missed, round.number)
+        return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
+
+    def _for_trainer(
+        self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
+    ) -> tuple[Outcome, ServerState]:
+        """The outcome as the trainer's server half corrects it, and that half's next state."""
+        if not self.trainer.has_server_half:
+            return outcome, standing.trainer
+        info = self._info(standing, round, verdict.replies)
+        state = self.trainer.collect(standing.model, verdict.replies, standing.trainer, info)
+        model = self.trainer.correct(standing.model, outcome.model, state, info)
+        return dataclasses.replace(outcome, model=model), state
+
+    def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
+        """The outcome with the server optimizer's model, and the optimizer's next state."""
+        step = self.server_optimizer.step
+        model, state = step(standing.model, outcome.model, standing.server, self.gate.trainable)
+        return dataclasses.replace(outcome, model=model), state
+
+    def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
+        """What the rule knows of the round beside replies and state."""
+        taking_part = self.selector.ever(sorted(standing.declared))
+        declared = {site: n for site, n in standing.declared.items() if site in taking_part}
+        return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
+
+    def _select(self, round: Round, everyone: bool = False) -> tuple[str, ...]:
+        """The sites that take part: of those that are there, or of everyone if all were there."""
+        present, away = self._participation.of(self._training_sites())
+        sites = present + away if everyone else present
+        return self.selector.select(sites, round, self.seed, self.min_sites) if sites else ()
+
+    def _selection(self, selected: Sequence[str]) -> dict[str, Any]:
+        """What the log says of who took part: nothing where it was every site that is there."""
+        present, _ = self._participation.of(self._training_sites())
+        return {} if set(present) <= set(selected) else {"selected": list(selected)}
+
+    def _train(
+        self, standing: Checkpoint, round: Round, selected: Sequence[str]
+    ) -> tuple[list[Answer], list[Rejection], Checkpoint]:
+        """Ask the sites that are there to train, and invite those that are not back."""
+        _, away = self._participation.of(self._training_sites())
+        wanted = self._select(round, everyone=True)
+        info = self._info(standing, round)
+        instructions = {
+            site: Instruction("train", round, model, **self._sent_to(site, standing, info))
+            for site in selected
+            for model in [standing.models.get(site, standing.model)]
+        }
+        invited = {site: Instruction("preflight", round, {}) for site in away}
+        with self._backlog.while_sites(Beside.ROUNDS):
+            answered = list(self._traffic.exchange(instructions | invited))
+        answers = [answer for answer in answered if answer.site in instructions]
+        statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
+        barred = turned_away(statements, refused)
+        passed = set(statements) - set(barred)
+        late = self.early_end.late(selected, answers)
+        missing = self._participation.note(round.number, selected, answers, away, passed, barred, late)
+        return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
+
+    def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
+        """What a site is sent beside the model: by the rule, by the trainer's server half, and where it stands."""
+        orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
+        tensors = (
+            self.rule.tensors_for(standing.state, site, info),
+            self.trainer.tensors_for(standing.trainer, site, info),
+        )
+        counted = self._counted.get(site, 0)
+        best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
+
+    def _training_sites(self) -> list[str]:
+        return [site for site in self.transport.sites() if site != self.leave_out]
+
+    def _require_quorum(self, round: Round, verdict: Verdict) -> None:
+        if len(verdict.replies) < self.min_sites:
+            rejected = by_site(verdict.rejections)
+            self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
+            raise RunFailed(too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
+
+    def _evaluate(self, standing: Checkpoint) -> dict[str, dict[str, Any]]:
+        """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
+        present, away = self._participation.of(self.transport.sites())
+        used = standing.models if self.rule.counts_own else {}
+        # What a site says of one model alone is asked of the chosen one where that is what the run is about.
+        shared = set[str]() if self._shows_chosen() else set(present) - set(used)
+        sites, rejections = self._results(dict.fromkeys(present, standing.model), shared)
+        own, more = self._results({site: standing.models[site] for site in sites if site in standing.models}, used)
+        for site, found in own.items():
+            sites[site][PERSONAL] = found.get(PERSONAL, found)
+            if CLINICAL in found:
+                sites[site][CLINICAL] = found.pop(CLINICAL)
+        rejected = by_site(more + rejections + self._participation.absent(away))
+        self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
+        return sites
+
+    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
+        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well.
+
+        Returns:
+            the model that the run's results are of.
+        """
+        if not self.choice.chooses:
+            return standing.model
+        own = bool(self.trainer.personal_entries(standing.model))
+        last = self.choice.last(standing.round, self._sha256, evaluated, own)
+        best = self.choice.final(self._best.found, last)
+        model, sites, rejections = standing.model, dict[str, dict[str, Any]](), list[Rejection]()
+        shows = self._shows_chosen()
+        if best is not last or shows:
+            model = standing.model if best is last else self._best.model()
+            present, _ = self._participation.of(self.transport.sites())
+            used, left = present if shows else (), Round(best.round, self.rounds)
+            sites, rejections = self._results(dict.fromkeys(present, model), used, left)
+        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
+        values = {"best": dict(best.values), "last": dict(last.values)}
+        found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
+        self._log("best", by=self.choice.by, **shown, **found, model_sha256=best.model_sha256)
+        self._best.save(model)
+        return model if shows else standing.model
+
+    def _shows_chosen(self) -> bool:
+        """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
+        return self.choice.chooses and self.choice.shown and self.trainer.is_shared
+
+    def _adjust(self, standing: Checkpoint, chosen: StateDict) -> None:
+        """The step after the last round, at every site that is there; it leaves model and state as they are."""
+        if self.after is None:
+            return
+        present, away = self._participation.of(self.transport.sites())
+        models = self.rule.in_use(chosen, standing.models, present)
+        last = self._end
+        with self._backlog.while_sites(Beside.EVALUATION):
+            found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
+        rejected = by_site(rejections + self._participation.absent(away))
+        self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
+
+    def _compare_with_solo(self, standing: Checkpoint, chosen: StateDict) -> None:
+        """What joining gives each site that has trained and is there; it leaves model and state as they are."""
+        if self.benefit is None:
+            return
+        present, away = self._participation.of(self._training_sites())
+        models = self.rule.in_use(chosen, standing.models, present)
+        last, other = self._end, list[Rejection]()
+        if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
+            # The run goes on where this configuration makes another initial model than the one that it began with.
+            why = "this machine makes another initial model than the run began with"
+            models, other = {}, [Rejection(site, "first_model", why) for site in present]
+        with self._backlog.while_sites(Beside.EVALUATION):
+            found, rejections = self.benefit.run(self._traffic, self._first, models, last, standing.declared)
+        rejected = by_site(rejections + other + self._participation.absent(away))
+        self._log("benefit", **found, rejected=rejected, model_sha256=self._sha256)
+
+    def _results(
+        self, models: Mapping[str, StateDict], used: Collection[str] = (), round: Round | None = None
+    ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+        """Site -> its accepted results of the model that it is sent, and the rejections.
+
+        Args:
+            models: site -> model.
+            used: the sites that use what they are sent, or their own version of it.
+            round: the one that left the models; None: the last.
+        """
+        last = round or self._end
+        orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
+        asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
+        with self._backlog.while_sites(Beside.EVALUATION):
+            answers = list(self._traffic.exchange(asked)) if asked else []
+        gate = self.gate
+        sites, rejections = inspect_evaluation(
+            answers, last.number, self.groups, gate.metrics, gate.personal_results, gate.view
+        )
+        return sites, rejections + silent(asked, answers)
+
+    def _log(self, event: str, **content: Any) -> dict[str, Any]:
+        entry = self._audit.append(event, **content)
+        for observer in self.observers:
+            observer.saw(entry)
+        return entry
+
+
+def _joined(of_rule: Mapping[str, T], of_trainer: Mapping[str, T]) -> dict[str, T]:
+    """Both; raises RuntimeError where they say the same name."""
+    if both := sorted(set(of_rule) & set(of_trainer)):
+        raise RuntimeError(f"rule and trainer both send {both[0]!r}")
+    return {**of_rule, **of_trainer}

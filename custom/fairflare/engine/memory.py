@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site keeps from round to round: its own models and optimizer state, on its own disk."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.types import StateDict
+from fairflare.engine.after.site import after_file
+from fairflare.engine.files import SUFFIX, read_tensors, refuse_earlier
+from fairflare.engine.lock import Busy, locked
+from fairflare.engine.query_budget import ENDING as ASKED
+from fairflare.engine.query_budget import asked_file
+from fairflare.engine.state import clear_half_written, remove_files, save_json, save_tensors
+from fairflare.privacy.egress import all_finite
+
+PERSONAL_ENDING = ".personal"
+BEST_ENDING = f".best{PERSONAL_ENDING}"
+"""What the name of a personal model's file has before its suffix; no site's name ends so."""
+INPUTS_ENDING = ".inputs.json"
+ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
+"""What the names of the files have of a model that a site has trained, or is training, alone."""
+WAIT = 30.0
+"""Seconds that a job which continues a federation gives the process of the job before to end."""
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Within: no other process keeps its memory in ``path``, where a killed one may have left a half-written file.
+
+    Raises:
+        DataError: another job of the same federation is at work at this site.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
+        except Busy:
+            raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
+        files = (Path, personal_file, after_file, asked_file, inputs_file, alone_file, alone_work_file)
+        own = {file(path).name for file in files} | {personal_file(path, best=True).name}
+        clear_half_written(path.parent, own.__contains__)
+        yield
+
+
+def personal_file(path: Path, *, best: bool = False) -> Path:
+    """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors".
+
+    Args:
+        path: of the memory.
+        best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
+    """
+    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
+
+
+def inputs_file(path: Path) -> Path:
+    """Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
+    return path.with_name(f"{path.stem}{INPUTS_ENDING}")
+
+
+def alone_file(path: Path) -> Path:
+    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.safetensors"."""
+    return path.with_name(path.stem + ALONE_ENDING)
+
+
+def alone_work_file(path: Path) -> Path:
+    """Where it lies while it is being trained, with what the training goes on from."""
+    return path.with_name(path.stem + WORK_ENDING)
+
+
+def forget(folder: Path, sites: Iterable[str]) -> None:
+    """Delete the memories of ``sites`` in ``folder``, as a run does that has ended; any other file there stays.
+
+    Personal models, and those that sites have trained alone, stay too: they are results.
+    """
+    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED, WORK_ENDING)}
+    with contextlib.suppress(OSError):  # nothing reads them any more
+        remove_files(folder, own.__contains__)
+
+
+class SiteMemory:
+    """Values of the last two rounds, so that a round which is asked for again starts from where it started before.
+
+    In a run that chooses its best model also those of that model's round.
+
+    Args:
+        path: the file that survives a restart; None keeps values in this object only.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._rounds: dict[int, dict[str, Any]] = {}
+        if path is None:
+            return
+        refuse_earlier(path)
+        if path.is_file():
+            self._rounds = _read(path)
+
+    def before(self, round: int) -> dict[str, Any]:
+        """A copy of what was kept by the latest round before ``round``; empty when there is none."""
+        earlier = [r for r in self._rounds if r < round]
+        return _copied(self._rounds[max(earlier)]) if earlier else {}
+
+    def at(self, round: int) -> dict[str, Any]:
+        """A copy of what ``round`` itself has kept; empty when it kept nothing."""
+        return _copied(self._rounds.get(round, {}))
+
+    def save_personal(self, model: StateDict, *, best: bool = False) -> None:
+        """Write the site's personal model as a state dict beside the memory's file, where there is one.
+
+        Args:
+            model: a state dict.
+            best: see ``personal_file``.
+        """
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(personal_file(self._path, best=best), _copied(model))
+
+    def save_inputs(self, content: Mapping[str, Any]) -> None:
+        """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
+        if self._path is not None and content:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_json(inputs_file(self._path), content)
+
+    def has(self, round: int) -> bool:
+        """Whether ``round`` itself has kept something."""
+        return bool(self._rounds.get(round))
+
+    def discard(self, round: int) -> None:
+        """Forget what ``round`` has kept, which went on without this site: it stands as before that round."""
+        self._forget({round})
+
+    def go_back(self, counted: int, round: int) -> None:
+        """Forget what the rounds between ``counted``, the last that went on with this site, and ``round`` have kept."""
+        self._forget({r for r in self._rounds if counted < r < round})
+
+    def _forget(self, rounds: Set[int]) -> None:
+        if not rounds.isdisjoint(self._rounds):
+            self._rounds = {r: values for r, values in self._rounds.items() if r not in rounds}
+            self._save()
+
+    def keep(self, round: int, values: Mapping[str, Any], best: int | None = None) -> None:
+        """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it.
+
+        Args:
+            round: its number.
+            values: of the round.
+            best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
+        """
+        earlier = [r for r in self._rounds if r < round]
+        upto = [r for r in earlier if r <= (best or 0)]
+        self._rounds = {r: self._rounds[r] for r in sorted({*_latest(earlier), *_latest(upto)})}
+        self._rounds[round] = _copied(values)
+        if any(self._rounds.values()):
+            self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(self._path, self._rounds)
+
+
+def _latest(rounds: Sequence[int]) -> list[int]:
+    return [max(rounds)] if rounds else []
+
+
+def _read(path: Path) -> dict[int, dict[str, Any]]:
+    content = read_tensors(path)
+    if not isinstance(content, dict) or not all(type(k) is int and isinstance(v, dict) for k, v in content.items()):
+        raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
+    return content
+
+
+def is_finite(value: Any) -> bool:
+    """Whether what would be kept holds no NaN and no infinity, however deep."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or all_finite(value.detach())
+    if isinstance(value, Mapping):
+        return all(is_finite(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(is_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _detached(item) for key, item in values.items()}
+
+
+def _detached(value: Any) -> Any:
+    """Tensors as copies on the CPU: what is kept must not change when the network trains on."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _detached(item) for key, item in value.items()}
+    return [_detached(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run's configuration is one that can be built: everything in it is known and fits together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.core import registry, user_code, validation
+from fairflare.core.errors import UserError
+from fairflare.core.schema import HIDDEN_METRICS
+from fairflare.core.settings import Owners, bare
+from fairflare.core.types import Offer, Round, TensorSpec, Training
+from fairflare.core.validation import SITE, expected
+from fairflare.data.grouping import LABEL
+from fairflare.engine.choices import NO_CHOICE
+from fairflare.engine.files import SUFFIX
+from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.after import NO_STEP, shape, step_class
+from fairflare.engine.setup.composition import refuse_bounds, refuse_misfits, refuse_sums
+from fairflare.engine.setup.formats import exactly_the_keys
+from fairflare.engine.setup.method_parts import method_parts, part
+from fairflare.participation.base import Selector
+from fairflare.privacy.secure_sum.ckks import MOST_Q
+from fairflare.privacy.secure_sum.graph import AUTO, graph_of
+from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.ring import WIDTHS
+from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
+from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.own.script import Script
+from fairflare.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.config import RunConfig
+
+
+def checked_config(config: RunConfig) -> RunConfig:
+    """``config``, whose fields have the right types, if everything in it is known and fits; raises UserError."""
+    entry = registry.get_method(config.method)
+    owners = Owners(registry.owners(entry, **config.parts))
+    settings = _exactly("settings", owners.full, config.settings)
+    made = method_parts(entry, settings, **config.parts)
+    training = _exactly("training", dict.fromkeys(registry.parameters(Training), Training), config.training)
+    if reason := made.trainer.unsuited_to(part(Training, training)):
+        raise UserError(f"{config.method}: {reason}")
+    cls = tasks.known(config.task)
+    options = _exactly("options", dict.fromkeys(registry.parameters(cls), cls), config.options)
+    task = tasks.load(config.task, config.preset, **options)
+    _check_sites(config, list(task.sites()))
+    _check_selector(config, made.selector, config.clients or list(task.sites()))
+    if isinstance(task, OwnData):
+        refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
+    _check_early_end(config, made.selector, config.clients or list(task.sites()))
+    after_settings = _check_after(config, task)
+    if config.solo:
+        _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
+    if isinstance(task, Script):
+        _check_script(config, made.trainer)
+    if config.evaluation:
+        _check_evaluation(config)
+    _check_bounds(config, made.rule)
+    _check_best(config, made.rule, made.trainer, task.headline)
+    for module in config.code:
+        expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
+    pieces = [made.rule, made.trainer, *made.probes]
+    _refuse_what_is_missing(config.method, pieces, training, task.offer(task.grouping(config.group_by)))
+    if config.secure_sum == NONE:
+        expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
+        expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
+    else:
+        _check_sums(config, made.rule, len(task.sites()))
+        _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
+        refuse_sums(config.method, made.trainer)
+    refuse_bounds(config.bounds, config.parts["trainer"], made.trainer)
+    refuse_misfits({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer)
+    return dataclasses.replace(
+        config, settings=settings, training=training, options=options, after_settings=after_settings
+    )
+
+
+def _check_script(config: RunConfig, trainer: Trainer) -> None:
+    """Raise UserError for what a site cannot do whose own script trains in the place of this package's parts."""
+    alone = not (trainer.has_server_half or trainer.keeps_personal_model or trainer.receives)
+    what = "one that exchanges models alone with a script, which trains in its place (--trainer sgd)"
+    expected("trainer", alone, what, config.trainer)
+    expected(
+        "secure_sum", config.secure_sum == NONE, "none with a script, whose answers nobody masks", config.secure_sum
+    )
+    expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
+    expected("stacked", not config.stacked, "false with a script", config.stacked)
+    expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
+
+
+def _check_evaluation(config: RunConfig) -> None:
+    """Raise UserError for what goes with training alone, in a run that only evaluates."""
+    for name, none in (("after", NO_STEP), ("best_by", NO_CHOICE), ("secure_sum", NONE), ("leave_out", "")):
+        expected(name, getattr(config, name) == none, f"{none or 'no site'} in an evaluation", getattr(config, name))
+    for name, value in (("solo", config.solo), ("stacked", config.stacked)):
+        expected(name, not value, "false in an evaluation", value)
+    expected("rounds", config.training["rounds"] == 1, "1 in an evaluation", config.training["rounds"])
+
+
+def _check_bounds(config: RunConfig, rule: Rule) -> None:
+    """Raise UserError where updates cannot be clipped, or weights capped, as the run asks."""
+    try:
+        bounds = config.bounds
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if config.secure_sum != NONE and bounds.clip:
+        raise UserError("clip_updates: compares single updates, which secure sums hide")
+    if config.secure_sum != NONE and bounds.cap < 1:
+        raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
+    if reason := bounds.uncappable(rule):
+        raise UserError(f"cap_weights: {reason}")
+
+
+def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) -> None:
+    """Raise UserError where no best model can be chosen as the run asks."""
+    if config.best_by == NO_CHOICE:
+        expected("headline", config.headline == "final", "final without best_by", config.headline)
+    if config.best_by != "trade-off":
+        expected("best_weight", config.best_weight == 0.5, "0.5 without best_by=trade-off", config.best_weight)
+    if config.best_by == NO_CHOICE:
+        return
+    if rule.own_models:
+        raise UserError(f"best_by: {config.method} gives sites models of their own, so that a round has no one model")
+    if config.secure_sum != NONE and headline in HIDDEN_METRICS:
+        raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
+    if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
+        what = "solo" if config.solo else f"after={config.after}"
+        raise UserError(
+            f"headline: expected final with {what} where sites keep models or layers of their own, got best"
+        )
+
+
+def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
+    """Raise UserError where no site could say what joining gives it."""
+    if rule.alone:
+        raise UserError(f"solo: {config.method} is what the others are held against; leave it out")
+    if selector.pools:
+        raise UserError("solo: expected sites that train on data of their own, got selector pool")
+    for name in names:
+        endings = f"names that do not end in {ALONE_ENDING.removesuffix(SUFFIX)} or {WORK_ENDING.removesuffix(SUFFIX)}"
+        expected("solo: site", not f"{name}{SUFFIX}".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
+
+
+def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
+    """The checked settings of the step after the last round; raises UserError where the task lacks what it needs."""
+    cls = step_class(config.after)
+    if cls is None:
+        return _exactly("after_settings", {}, config.after_settings)
+    settings = _exactly("after_settings", dict.fromkeys(registry.parameters(cls), cls), config.after_settings)
+    step = part(cls, settings)
+    known = shape(task, task.grouping(config.group_by).names)
+    if step.by == "group" and not known.groups:
+        raise UserError("after.by: expected site, or group_by=ATTRIBUTE, for the run has no groups")
+    if step.by == "group" and LABEL in config.group_by.split("+"):
+        raise UserError("after.by: expected groups that are known of a new patient (group_by=ATTRIBUTE), got the label")
+    if reason := step.missing(known):
+        raise UserError(f"after: {reason}")
+    return settings
+
+
+def refuse_pooling(selector: Selector, where: str) -> None:
+    """Raise UserError where ``selector`` trains on the data of all sites: they leave no site but in a simulation."""
+    if selector.pools:
+        raise UserError(f"selector pool: expected a simulated or published task in one process, got {where}")
+
+
+def _exactly(what: str, known: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` if they are all those of ``known`` (key -> the dataclass that has it), and no other."""
+    exactly_the_keys(what, values, known)
+    return {key: validation.exact(cls, bare(key), values[key], label=key) for key, cls in known.items()}
+
+
+def _check_sites(config: RunConfig, sites: list[str]) -> None:
+    if not sites:
+        raise UserError(f"task {config.task}: name its sites: --datalists DIR, or --set site_names=A,B,C")
+    for name in sites:
+        expected("site_names", bool(SITE.fullmatch(name)), "names of letters, digits, spaces, - . and _", name)
+        expected("site_names", not name.endswith(PERSONAL_ENDING), f"names that do not end in {PERSONAL_ENDING}", name)
+    n_sites, clients = len(sites), config.clients
+    if config.min_sites > n_sites:
+        raise UserError(f"min_sites: expected at most the task's {n_sites} sites, got {config.min_sites}")
+    if clients and (len(clients) != n_sites or len({name.lower() for name in clients}) < n_sites):
+        different = f"{n_sites} different names, one per site of task {config.task}"
+        raise UserError(f"clients: expected {different}, got {len(clients)}")
+    if config.leave_out:
+        expected("leave_out", config.leave_out in (clients or sites), f"a site of task {config.task}", config.leave_out)
+
+
+def _refuse_tensors_in_sums(method: str, parts: Iterable[Any]) -> None:
+    """Raise UserError where a part sends or receives tensors: no secure sum hides them."""
+    for piece in parts:
+        if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
+            raise UserError(f"secure_sum: {method} sends tensors ({names[0]}) beside the model, which it does not hide")
+
+
+def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> None:
+    """Raise UserError where a round cannot have the sites that it needs."""
+    training = [name for name in names if name != config.leave_out]
+    if reason := selector.missing(training):
+        raise UserError(reason)
+    count = asked_sites(config, selector, names)
+    if count < min(config.min_sites, len(training)):
+        asked = f"the {count} sites that selector {config.selector} asks"
+        raise UserError(f"min_sites: expected at most {asked}, got {config.min_sites}")
+
+
+def asked_sites(config: RunConfig, selector: Selector, names: list[str]) -> int:
+    """How many sites a round asks while all are there."""
+    training = [name for name in names if name != config.leave_out]
+    return len(selector.select(training, Round(1, 1), config.seed, config.min_sites)) if training else 0
+
+
+def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) -> None:
+    """Raise UserError where a round would end with fewer answers than it needs, or more than it asks for."""
+    if config.min_responses is None:
+        expected("grace", config.grace == 0, "0 without min_responses", config.grace)
+        return
+    asked = asked_sites(config, selector, names)
+    least = min(config.min_sites, asked)
+    words = f"a whole number from min_sites, {least}, to the {asked} sites that a round asks"
+    expected("min_responses", least <= config.min_responses <= asked, words, config.min_responses)
+
+
+def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
+    """Raise UserError where there can be no secure sums."""
+    check_scheme(config.secure_sum)
+    expected("mask_bits", config.mask_bits in WIDTHS, "64 or 32", config.mask_bits)
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
+    if rule.own_models:
+        raise UserError(f"secure_sum: {config.method} gives sites models of their own, which no sum can")
+    if reason := rule.unsummable():
+        raise UserError(f"secure_sum: {reason}")
+    if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_Q:
+        raise UserError(f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {q:g}")
+    _check_neighbours(config.mask_neighbours, n_sites - bool(config.leave_out))
+    if n_sites - bool(config.leave_out) < LEAST:
+        raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
+    if config.min_sites < LEAST:
+        raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
+
+
+def _check_neighbours(found: str, n_sites: int) -> None:
+    """Raise UserError where sites would have fewer neighbours than are safe, or more than there are."""
+    if found.isdigit():
+        least = graph_of(AUTO, n_sites).degree(n_sites)
+        words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
+        expected("mask_neighbours", least <= int(found) < n_sites, words, found)
+
+
+def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
+    if training["logit_tau"] and not offer.has_classes:
+        raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
+    for piece in parts:
+        missing = piece.missing(offer)
+        if missing:
+            raise UserError(f"{method} on task {offer.task}: {missing}")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects that a configuration names, at the server and on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fairflare.aggregators.bounded import bounded
+from fairflare.core.errors import UserError
+from fairflare.core.execution import default_device
+from fairflare.core.types import Training
+from fairflare.engine.setup.initial import Origin, start_from
+from fairflare.engine.setup.method_parts import part
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
+from fairflare.trainers.base import Trainer
+from fairflare.trainers.vmap_training import unstackable
+
+__all__ = ["Parts", "build_parts", "chosen_probes", "without_folders", "without_weights"]
+
+
+def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
+    """Task, rule within the run's bounds, the probes that the rule wants, and the network.
+
+    Args:
+        config: the run.
+        at_site: True where the network only ever holds received models: given weights, which are a file of the
+            server's machine, are not looked for.
+    """
+
+    def begin(network: nn.Module, trainer: Trainer) -> Origin | None:
+        if not config.init_from:
+            return None
+        return start_from(config.init_from, network, trainer.personal_entries(network.state_dict()))
+
+    found = site_parts(config, None if at_site else begin)
+    parts = replace(found, rule=bounded(found.rule, config.bounds))
+    if config.stacked and (
+        reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device())
+    ):
+        raise UserError(f"stacked: {reason}")
+    return parts
+
+
+def without_folders(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Task options without the folder that a researcher's datalists lie in: in a federation each site has its own."""
+    return {key: "" if key == "datalists" else value for key, value in options.items()}

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is: every choice spelt out, so that ``config.json`` alone repeats it and a FLARE job can carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, cast, get_args
+
+from fairflare.aggregators.bounds import At, Bounds
+from fairflare.core import validation
+from fairflare.core.errors import UserError
+from fairflare.core.findings import ACCEPTABLE
+from fairflare.core.settings import flat, nested
+from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.engine.choices import BY, NO_CHOICE, RATIO
+from fairflare.engine.setup.after import NO_STEP, STEPS
+from fairflare.engine.setup.chosen import PART_KEYS
+from fairflare.engine.setup.config_checks import checked_config
+from fairflare.engine.setup.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
+from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
+from fairflare.privacy.secure_sum.schemes import SCHEMES
+from fairflare.tasks.base import Task
+
+FORMAT = 2
+RUN_KEYS = (
+    "min_sites",
+    "threads",
+    "group_by",
+    "min_count",
+    "leave_out",
+    "clients",
+    "federation",
+    "task_timeout",
+    "stacked",
+    "min_responses",
+    "grace",
+    "secure_sum",
+    "mask_neighbours",
+    "mask_bits",
+    "max_norm_ratio",
+    "threshold",
+    "clip_updates",
+    "clip_at",
+    "clip_memory",
+    "cap_weights",
+    "best_by",
+    "best_weight",
+    "headline",
+    "accept",
+    "solo",
+    "init_from",
+)
+NO_CHOICES = ("federation", "task_timeout")
+"""Keys that may differ between a job and the one that continues it."""
+
+DESCRIPTIONS = frozenset({"format", "about", "title", "paper", "probes", "normalisation", "env", "versions"})
+"""Keys of a ``config.json`` beside the choices; they describe, and nothing is built from them."""
+Client = Annotated[str, Text(pattern=CLIENT.pattern, words="a name of letters, digits, - and _")]
+Code = Annotated[str, Text(pattern="|".join(ACCEPTABLE), words=f"one of {', '.join(ACCEPTABLE)}")]
+Fingerprint = Annotated[str, Text(pattern=SHA256.pattern, words="a SHA-256 of 64 hexadecimal digits")]
+Name = Annotated[str, Text(most=64, pattern=r"[A-Za-z0-9][A-Za-z0-9_-]*", words="a name")]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One federation, as JSON values.
+
+    Attributes:
+        method: id of the method.
+        trainer: id of the trainer, the method's own unless the user combined it with another.
+        selector: id of the selector.
+        server_optimizer: id of the server optimizer.
+        settings: every parameter of these, of the rule and the probes by full name ("rule.q"), see ``core.settings``.
+        task: name of the task.
+        preset: the preset that options and training settings started from.
+        options: every option of the task.
+        training: every local training setting, T among them.
+        seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
+        min_sites: accepted sites that a round needs. Where it is not set: half of the run's sites, rounded up, and at
+            least two (three with secure sums).
+        threads: torch threads per process; results are bit-identical only between runs that share it.
+        group_by: the groups that results are given for, and that methods for subpopulations weigh: "label", an
+            attribute of the task, several joined as in "label+sex", or "none".
+        min_count: the fewest examples of a group whose numbers leave a site; None: none leave.
+        leave_out: a site that trains nothing and is only evaluated; empty: none.
+        clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
+        federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
+        task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
+            waited for until it answers again.
+        stacked: True computes the local steps of all sites in batched calls, in process only; the model is then equal
+            within rounding, not bit for bit. See ``trainers.together``.
+        min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
+        grace: seconds after them in which further answers still count.
+        secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
+            see ``privacy.secure_sum``.
+        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
+            ``privacy.secure_sum.graph``.
+        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
+            ``privacy.secure_sum.ring``.
+        max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
+            may be; see ``federation.norms``.
+        clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``rules.bounded``.
+        clip_at: which median: "median", "weighted" by examples, or followed by "bits".
+        clip_memory: share of the past in a moving average of that median.
+        cap_weights: the largest weight of a site; 1: any.
+        accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``federation.after``.
+        after_settings: every parameter of it.
+        best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
+            "trade-off", see ``federation.best``.
+        best_weight: w of the trade-off, mean - w (mean - worst).
+        headline: whose results the report shows first: those of the "final" or of the "best" model.
+        solo: whether each site also trains alone, and says how much better the federation's model serves it, see
+            ``federation.benefit``.
+        threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
+        init_from: SHA-256 of the tensors that the initial model starts from, see ``build.initial``; empty: of none.
+        evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
+        code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
+        format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
+    """
+
+    method: Name
+    trainer: Name
+    selector: Name
+    server_optimizer: Name
+    settings: dict[str, Any]
+    task: Name
+    preset: Name
+    options: dict[str, Any]
+    training: dict[str, Any]
+    seed: Seed = 0
+    min_sites: Sites = 2
+    threads: Annotated[int, Range(1, 1024)] = 1
+    group_by: str = "label"
+    min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
+    leave_out: Annotated[str, Text(most=64)] = ""
+    clients: list[Client] = dataclasses.field(default_factory=list)
+    federation: Annotated[str, Text(pattern=f"({FEDERATION.pattern})?", words="the id of an earlier job")] = ""
+    task_timeout: Annotated[int, Range(1, 30 * 86_400)] = 3600
+    stacked: bool = False
+    min_responses: Sites | None = None
+    grace: Annotated[float, Range(0, 30 * 86_400)] = 0.0
+    secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
+    mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
+    mask_bits: Annotated[int, Range(32, 64)] = 64
+    max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
+    clip_updates: Annotated[float, Range(0, 1_000_000)] = 0.0
+    clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
+    clip_memory: Annotated[float, Range(0, 1)] = 0.0
+    cap_weights: Annotated[float, Range(0, 1)] = 1.0
+    accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
+    after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
+    after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
+    best_weight: Annotated[float, Range(0, 1)] = 0.5
+    headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
+    solo: bool = False
+    threshold: Annotated[float, Range(0.001, 0.999)] | None = None
+    init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
+    evaluation: bool = False
+    code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
+    format: int = dataclasses.field(default=FORMAT, compare=False)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far one site may reach; raises ValueError where the values do not fit each other."""
+        return Bounds(self.clip_updates, cast("At", self.clip_at), self.clip_memory, self.cap_weights)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Kind -> id of the parts that may be others than the method's own."""
+        return {kind: getattr(self, kind) for kind in PART_KEYS}
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``config.json`` but for what it says of the environment."""
+        content = without_later({"format": self.format, **dataclasses.asdict(self)})
+        if self.format != FORMAT:
+            return in_format_1(content)
+        return {**content, "settings": nested(self.settings)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        """Read ``to_json`` back, from whoever it comes, and check all of it before anything is built from it.
+
+        Keys that only describe are ignored.
+
+        Raises:
+            UserError: another format, a key that is missing or unknown, a value of another type or out of its bounds,
+                an unknown method, trainer, task or preset, or choices that do not fit each other.
+        """
+        expected("config", isinstance(content, Mapping), "keys and values", content)
+        validation.check_plain("config", content)
+        number = content.get("format")
+        if number not in (1, FORMAT) or type(number) is not int:
+            raise UserError(f"config: expected format {FORMAT} or 1, got {validation.shown(number)}")
+        if number == 1:
+            content = from_format_1(content)
+        elif "settings" in content:
+            content = {**content, "settings": flat(content["settings"])}
+        content = with_later(content)
+        names = [field.name for field in dataclasses.fields(cls)]
+        exactly_the_keys("config", content.keys() - (DESCRIPTIONS - {"format"}), names)
+        return checked_config(cls(**{name: validation.exact(cls, name, content[name]) for name in names}))
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON, but for what a job that continues the run may have otherwise."""
+        choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
+
+def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
+    """FLARE client -> the task's site that it takes, in the task's order."""
+    return dict(zip(config.clients or task.sites(), task.sites(), strict=True))

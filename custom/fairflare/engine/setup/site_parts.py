@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects that a configuration names, as a site builds them: it bounds no update and reads no given weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fairflare.aggregators.base import Rule
+from fairflare.core import registry, user_code
+from fairflare.core.declared import numbers_of, tensors_of
+from fairflare.core.errors import UserError
+from fairflare.core.metric import LOSSES
+from fairflare.core.seeds import forget_seeds, seed_everything
+from fairflare.core.slots import Slot, slots_of
+from fairflare.core.types import Need, Number, Outline, StateDict
+from fairflare.data.grouping import Grouping
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import method_parts
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.participation.all import All
+from fairflare.participation.base import Selector
+from fairflare.probes.base import Probe
+from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.server_optimizers.none import Add
+from fairflare.tasks.base import Task
+from fairflare.tasks.own.script import Script
+from fairflare.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.initial import Origin
+
+Begin = Callable[[nn.Module, Trainer], "Origin | None"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects that a configuration names."""
+
+    task: Task
+    rule: Rule
+    trainer: Trainer
+    probes: tuple[Probe, ...]
+    network: nn.Module
+    model: StateDict
+    """The initial model w^0."""
+    grouping: Grouping
+    selector: Selector = field(default_factory=All)
+    server_optimizer: ServerOptimizer = field(default_factory=Add)
+    origin: Origin | None = None
+    """What the initial model has of a file that was given."""
+
+    @property
+    def outline(self) -> Outline:
+        """What server and sites know alike."""
+        return Outline(self.model, self.grouping.names, len(self.task.classes))
+
+    def scalars(self, *, anchored: bool) -> tuple[Number, ...]:
+        """The numbers that sites may report in a round's first exchange, or in its second."""
+        probes = [p for p in self.probes if (p.when == "anchored") == anchored]
+        found = {s.name: s for probe in probes for s in probe.scalars(self.outline)}
+        return tuple((found if anchored else found | {s.name: s for s in numbers_of(self.trainer)}).values())
+
+    @property
+    def sent_tensors(self) -> dict[str, Slot]:
+        """The tensors that sites may send beside their updates; those that the rule wants must be there."""
+        parts = (self.trainer, *(probe for probe in self.probes if probe.when != "anchored"))
+        return slots_of((s for part in parts for s in tensors_of(part)), self.outline, self.rule.wanted)
+
+    @property
+    def received_tensors(self) -> dict[str, Slot]:
+        """The tensors that the rule may send beside the model."""
+        parts: tuple[Trainer | Probe, ...] = (self.trainer, *self.probes)
+        return slots_of((s for part in parts for s in part.receives), self.outline)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the method needs of every site's data."""
+        parts: tuple[Rule | Trainer | Probe, ...] = (self.rule, *self.probes, self.trainer)
+        return tuple(need for part in parts for need in part.needs)
+
+    @property
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """The metrics that sites may report, with their ranges."""
+        return {name: self.task.metric(name).range for name in (*self.task.metrics, *LOSSES)}
+
+    @property
+    def personal(self) -> frozenset[str]:
+        """The model's entries that stay at the sites.
+
+        Raises:
+            UserError: the trainer finds none to keep, names others than the model's, or would leave none to share.
+        """
+        entries = self.trainer.personal_entries(self.model)
+        shared = [key for key, value in self.model.items() if value.is_floating_point() and key not in entries]
+        if not entries <= set(self.model) or not shared or (entries and self.trainer.keeps_personal_model):
+            raise UserError(f"trainer {type(self.trainer).__name__}: personal entries: expected a part of the model's")
+        return entries
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether sites have personal models, be it in some entries alone."""
+        return self.trainer.keeps_personal_model or bool(self.personal)
+
+    @property
+    def counts_own(self) -> bool:
+        """Whether sites use models of their own, so that the results of the run are those of these."""
+        return self.rule.counts_own or bool(self.personal) or not self.trainer.shares_model
+
+    @property
+    def shared(self) -> StateDict:
+        """The initial model without the entries that stay at the sites."""
+        personal = self.personal
+        return {key: value for key, value in self.model.items() if key not in personal}
+
+    @property
+    def trainable(self) -> frozenset[str]:
+        """Names of the trainable parameters."""
+        return frozenset(name for name, p in self.network.named_parameters() if p.requires_grad)
+
+
+def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
+    """Task, rule, the probes that the rule wants, and the network.
+
+    Args:
+        config: the run.
+        begin: called with the fresh network and the trainer before the initial model is taken from it, at the server
+            and on one machine; None: the network only ever holds received models, and given weights, which are a file
+            of the server's machine, are not looked for.
+    """
+    torch.set_num_threads(config.threads)
+    user_code.check(config.code)
+    method = registry.get_method(config.method)
+    task = tasks.load(config.task, config.preset, **(config.options if begin else without_weights(config.options)))
+    made = method_parts(method, config.settings, **config.parts)
+    seed_everything(task.initial_seed(config.seed))
+    network = task.network()
+    forget_seeds()  # FLARE draws ports from Python's generator: two servers must not draw the same ones
+    origin = begin(network, made.trainer) if begin else None
+    model = {key: value.detach().clone() for key, value in network.state_dict().items()}
+    grouping = task.grouping(config.group_by)
+    outline = Outline(model, grouping.names, len(task.classes))
+    chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
+    parts = Parts(
+        task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer, origin
+    )
+    parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
+    if isinstance(task, Script) and parts.has_personal:
+        raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
+    if reason := made.trainer.unsuited(network):
+        raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
+    return parts
+
+
+def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Task options without the path of a file on the server's machine."""
+    return {key: None if key == "pretrained_weights" else value for key, value in options.items()}
+
+
+def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:
+    """The probes that report something the rule or the trainer's server half uses.
+
+    Args:
+        rule: the server's.
+        probes: the method's.
+        outline: of the run.
+        trainer: the sites', which may send numbers and tensors itself.
+
+    Raises:
+        UserError: something that the rule wants is reported by none.
+    """
+    sent = [spec.name for spec in trainer.sends]
+    reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
+    missing = [name for name in rule.wanted if name not in sent and not any(name in n for n in reported.values())]
+    if missing:
+        raise UserError(f"rule {type(rule).__name__}: neither trainer nor probes of the method report {missing[0]!r}")
+    used = {*rule.wanted, *rule.useful}
+    own = tuple(registry.get_probe(id) for id in trainer.probes)
+    return tuple(
+        p for p in probes if isinstance(p, own) or any(n in used or n.partition("/")[0] in used for n in reported[p])
+    )

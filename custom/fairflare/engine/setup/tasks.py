@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks: a concrete ``Task`` is found by being in a file of ``tasks/own`` or ``datasets``, or in a plugin."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from fairflare.core import metric, plugins, registry
+from fairflare.core.errors import UserError
+from fairflare.core.registry import checked
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import shown
+from fairflare.tasks.base import Task
+
+ROOMS = ("fairflare.tasks.own", "fairflare.datasets")
+ALIASES = {"sites": "n_sites"}
+"""Short option names, as the command line has them."""
+
+
+def _discover() -> dict[str, type[Task]]:
+    return dict(sorted((cls.name, cls) for module in _modules() for cls in _in(module)))
+
+
+def _in(module: ModuleType) -> Iterator[type[Task]]:
+    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    return (cls for cls in own if issubclass(cls, Task) and not inspect.isabstract(cls))
+
+
+def _modules() -> Iterator[ModuleType]:
+    """A job for a hospital's own data carries no published or simulated data sets."""
+    for room in ROOMS:
+        if importlib.util.find_spec(room) is None:
+            continue
+        package = importlib.import_module(room)
+        for info in pkgutil.iter_modules(package.__path__):
+            if not info.ispkg:
+                yield importlib.import_module(f"{room}.{info.name}")
+
+
+TASKS: dict[str, type[Task]] = _discover()
+"""Name -> class of the package's own tasks, sorted."""
+
+
+def every() -> dict[str, type[Task]]:
+    """Task name -> its class, those of plugins among them, sorted; plugins are loaded first.
+
+    Raises:
+        UserError: a plugin's task has a name that is no text, or another task's.
+    """
+    registry.methods()
+    found = dict(TASKS)
+    for module in plugins.modules():
+        for cls in _in(module):
+            name = getattr(cls, "name", None)
+            if not isinstance(name, str) or not registry.ID.fullmatch(name) or found.get(name, cls) is not cls:
+                expected = "expected a name of its own, of letters, digits, - and _"
+                raise UserError(f"{module.__name__}: task {shown(name)}: {expected}")
+            found[name] = cls
+    return dict(sorted(found.items()))
+
+
+def load(name: str, preset: str | None = None, **overrides: object) -> Task:
+    """The task ``name`` with the options of ``preset`` and, on top, ``overrides``.
+
+    Args:
+        name: a key of ``every()``.
+        preset: a key of the task's ``presets``; None is the first one.
+        overrides: option -> a JSON value or command-line text; ``sites`` means ``n_sites``.
+
+    Raises:
+        UserError: unknown task, preset or option (lists the known ones), or a value that the task does not take.
+    """
+    cls = known(name)
+    chosen = _known("preset", preset if preset is not None else next(iter(cls.presets)), cls.presets)
+    options = [field.name for field in dataclasses.fields(cls)]
+    given = {ALIASES.get(key, key): value for key, value in overrides.items()}
+    for key in given:
+        _known(f"option of task {name!r}", key, dict.fromkeys(options))
+    made = cls(**{key: checked(cls, key, value) for key, value in {**chosen.options, **given}.items()})
+    _check_metrics(made)
+    return made
+
+
+def _check_metrics(task: Task) -> None:
+    """Raise UserError where a metric that the task names is none, so that no site could say it."""
+    if type(task).evaluate is not Task.evaluate:
+        return  # its own code computes them
+    for name in task.metrics:
+        if not task.metric(name).computed:
+            raise UserError(f"task {task.name}: {unlisted('metric', name, sorted(metric.metrics()))}")
+
+
+def known(name: str) -> type[Task]:
+    """The class of the task ``name``; raises UserError that lists the known ones."""
+    return _known("task", name, every())
+
+
+def _known(kind: str, name: str, table):
+    if name not in table:
+        raise UserError(unlisted(f"{kind}:", name, table))
+    return table[name]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When an exchange in which sites train ends before every site that was asked has answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from fairflare.engine.messages import Answer
+
+ENDED = ("train", "benefit")
+"""The exchanges that end as the run says."""
+ALONE = "solo"
+"""That in which each site trains alone for as long as all rounds take."""
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """What a run says of it; by default every site is waited for.
+
+    Attributes:
+        min_responses: answers without an error after which the exchange ends; None: those of all sites that were asked.
+        grace: seconds after them in which further answers still count, >= 0.
+    """
+
+    min_responses: int | None = None
+    grace: float = 0.0
+
+    def caution(self) -> str:
+        """What whoever starts a run should know of it; empty where every site is waited for."""
+        if self.min_responses is None:
+            return ""
+        return (
+            f"min_responses: over FLARE a round ends {self.grace:g} s after {self.min_responses} answers, and slower "
+            "sites are left out of it: these are no random choice, and the model may serve them less well (in process "
+            "every site answers)"
+        )
+
+    def of(self, task: str, rounds: int) -> EarlyEnd:
+        """The rule of one exchange: every site is waited for where none trains.
+
+        Args:
+            task: its name; what joining gives is asked for as a round is.
+            rounds: T. A site that trains alone for so many is given as often the grace of one.
+        """
+        if task == ALONE:
+            return replace(self, grace=self.grace * rounds)
+        return self if task in ENDED else EarlyEnd()
+
+    def needed(self, asked: int) -> int:
+        """How many answers end an exchange of so many sites, at most ``asked``."""
+        return asked if self.min_responses is None else min(self.min_responses, asked)
+
+    def is_met(self, asked: Collection[str], answers: Sequence[Answer]) -> bool:
+        """Whether enough of the sites have answered; an error is no contribution to a round and does not end it."""
+        return len(_heard(asked, [answer for answer in answers if not answer.error])) >= self.needed(len(asked))
+
+    def late(self, asked: Collection[str], answers: Sequence[Answer]) -> list[str]:
+        """The sites that an exchange ended without although they were in time for its deadline, sorted.
+
+        Empty where it did not end early: sites that are missing then have let the deadline pass.
+        """
+        missing = sorted(set(asked) - _heard(asked, answers))
+        return missing if missing and self.is_met(asked, answers) else []
+
+
+class Ending:
+    """Whether one exchange is over; asked again and again while it lasts.
+
+    Args:
+        rule: the run's.
+        asked: the sites that it waits for.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, rule: EarlyEnd, asked: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._rule, self._asked, self._clock = rule, frozenset(asked), clock
+        self._since: float | None = None
+
+    def is_reached(self, answers: Sequence[Answer]) -> bool:
+        """True once every site has answered, or enough of them have and the grace time is over."""
+        if self._asked <= _heard(self._asked, answers):
+            return True
+        if self._since is None and self._rule.is_met(self._asked, answers):
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since >= self._rule.grace
+
+
+def _heard(asked: Collection[str], answers: Sequence[Answer]) -> set[str]:
+    return {answer.site for answer in answers} & set(asked)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many bytes go to each site and come back in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairflare.core.lazy_tensors import Stored
+from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
+from fairflare.engine.messages import Transport
+
+NUMBER = 8
+"""Bytes of a number."""
+ARRAYS = (torch.Tensor, np.ndarray, Stored)
+DEEPEST = 4
+"""Mappings inside each other that an answer's fields have at most."""
+
+
+class Traffic:
+    """A transport that counts what another one carries, without its framing and compression.
+
+    Of an answer the tensors, the numbers and the sealed bytes are counted, whatever becomes of it at the gate.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._down: dict[str, int] = {}
+        self._up: dict[str, int] = {}
+
+    def sites(self) -> list[str]:
+        """As the transport says."""
+        return self._transport.sites()
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
+        """As the transport does it; a preflight, which may be answered late or not at all, is not counted."""
+        counted = {site for site, one in instructions.items() if one.task != "preflight"}
+        known: dict[int, int] = {}  # most sites are sent the same objects
+        for site in sorted(counted):
+            self._down[site] = self._down.get(site, 0) + _size(instructions[site], instruction_fields(), known)
+        for answer in self._transport.exchange(instructions):
+            if answer.site in counted:
+                self._up[answer.site] = self._up.get(answer.site, 0) + _size(answer, answer_fields(), {})
+            yield answer
+
+    def taken(self) -> dict[str, dict[str, int]]:
+        """Site -> bytes "down" to it and "up" from it since the last call."""
+        found = {site: {"down": self._down[site], "up": self._up.get(site, 0)} for site in sorted(self._down)}
+        self._down, self._up = {}, {}
+        return found
+
+
+def _size(message: Instruction | Answer, fields: Iterable[str], known: dict[int, int]) -> int:
+    """Bytes of a message's fields; ``known``: those of objects that live on, by identity."""
+    total = 0
+    for name in fields:
+        value = getattr(message, name)
+        if id(value) not in known:
+            known[id(value)] = _bytes_of(value)
+        total += known[id(value)]
+    return total
+
+
+def _bytes_of(value: Any, depth: int = 0) -> int:
+    """Bytes of tensors, numbers and bytes in ``value``, which may be anything; text is not counted."""
+    try:
+        kind = type(value)
+        if kind in ARRAYS:
+            return int(value.nbytes)
+        if kind is dict and depth < DEEPEST:
+            return sum([_bytes_of(item, depth + 1) for item in value.values()])
+        if kind in (bool, int, float):
+            return NUMBER
+        return len(value) if kind is bytes else 0
+    except Exception:  # an answer may hold anything, and the gate has yet to look at it
+        return 0

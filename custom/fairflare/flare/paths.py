@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a federation's state lies: outside the job's own folder, so that a new job can continue it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+
+from fairflare.core.errors import DataError, RunFailed, UserError
+from fairflare.core.manifest import check_code
+from fairflare.core.processes import RUN_FOLDER
+from fairflare.core.user_code import vouch
+from fairflare.core.validation import FEDERATION
+from fairflare.engine.files import AUDIT, SUFFIX
+from fairflare.engine.lock import SERVER_LOCK, Busy, locked
+from fairflare.engine.memory import WAIT
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.state import clear_half_written, write_atomically
+from fairflare.flare.braces import shown
+
+STATE = "fairflare_state"
+"""Folder in a server's or a site's workspace with a folder per federation."""
+SITES = "sites"
+RESULT = "fairflare"
+"""Folder in the server's job folder that comes back with a download."""
+SUBMITTER = ".submitter"
+"""File in a server's folder of a federation: who submitted the job that began it. It is not handed over."""
+LONGEST_LINE = 1 << 26
+"""Bytes of an audit log's first line."""
+
+
+def is_named() -> bool:
+    """Whether one folder is named for everything, as for a simulated run."""
+    return bool(os.environ.get(RUN_FOLDER))
+
+
+def job_config(content: Mapping[str, Any], fl_ctx: FLContext) -> RunConfig:
+    """The configuration of a job, checked; see ``RunConfig.from_json``.
+
+    Raises:
+        DataError: "configuration"; also where the job of a real federation names a folder of data: every site has its
+            own.
+    """
+    try:
+        config = RunConfig.from_json(shown(content))
+    except UserError as error:
+        raise DataError("configuration", str(error)) from None
+    if config.options.get("datalists") and not (is_named() or fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)):
+        raise DataError("configuration", "datalists: expected none, a job names no folder of a site or server")
+    return config
+
+
+def federation_id(given: str, fl_ctx: FLContext) -> str:
+    """The id that a configuration gives, or that of this job, which then is the federation's first."""
+    return given or str(fl_ctx.get_job_id())
+
+
+def server_folder(federation: str, fl_ctx: FLContext) -> Path:
+    """Where the server keeps checkpoint, audit log and report."""
+    return _state(federation, fl_ctx)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, federation: str, *, fresh: bool) -> Iterator[None]:
+    """Within: no other job's process works in the server's ``folder`` of ``federation``, which is made.
+
+    Args:
+        folder: see ``server_folder``.
+        federation: its id.
+        fresh: what an earlier job has left there goes.
+
+    Raises:
+        RunFailed: another job is continuing the federation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, SERVER_LOCK, wait=WAIT))
+        except Busy:
+            raise RunFailed(f"federation {federation}: another job is at work on it; wait until it has ended") from None
+        for item in folder.iterdir() if fresh else ():
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item, ignore_errors=True)
+            elif item.name != SERVER_LOCK:
+                item.unlink(missing_ok=True)
+        if not is_named():
+            clear_half_written(folder, lambda name: True)
+        yield
+
+
+def submitter(fl_ctx: FLContext) -> str:
+    """Who submitted this job, as FLARE's server knows it; empty in the simulator."""
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META, None)
+    return str(meta.get(JobMetaKey.SUBMITTER_NAME.value) or "") if isinstance(meta, Mapping) else ""
+
+
+def sign(folder: Path, fl_ctx: FLContext) -> None:
+    """Note in the server's ``folder`` of a federation that has no log yet who begins it."""
+    if not (is_named() or (folder / AUDIT).exists()):
+        write_atomically(folder / SUBMITTER, lambda file: file.write(submitter(fl_ctx).encode()))
+
+
+def refuse_foreign(federation: str, sha256: str, fl_ctx: FLContext) -> None:
+    """Nothing of a federation is opened, locked or made before this has returned; ids are no secret.
+
+    Args:
+        federation: the id that a job names.
+        sha256: of that job's configuration, see ``RunConfig.sha256``.
+        fl_ctx: the job's.
+
+    Raises:
+        RunFailed: another user began it, or with another configuration, or there is none. The text is the same.
+    """
+    folder = server_folder(federation, fl_ctx)
+    if not sha256 or _begun_with(folder) != sha256 or _begun_by(folder) not in (None, submitter(fl_ctx)):
+        raise RunFailed(
+            f"federation {federation}: expected one that the same user began here with the same configuration; "
+            "this job cannot continue it"
+        )
+
+
+def _begun_with(folder: Path) -> Any:
+    """The hash of the configuration in the log's first line; None where there is no such line."""
+    try:
+        with (folder / AUDIT).open("rb") as file:
+            line = file.readline(LONGEST_LINE)
+        first = json.loads(line) if line.endswith(b"\n") else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return first.get("config_sha256") if isinstance(first, dict) else None
+
+
+def _begun_by(folder: Path) -> str | None:
+    """None for a federation of an earlier version, which did not note it."""
+    file = folder / SUBMITTER
+    return file.read_text(encoding="utf-8") if file.exists() else None
+
+
+def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
+    """Where a site keeps its memory of a federation: one file per configuration and submitter.
+
+    Whatever federation a job of another configuration or user names, it neither reads this file nor is in its way.
+
+    Args:
+        federation: its id.
+        sha256: of the job's configuration, see ``RunConfig.sha256``.
+        fl_ctx: the job's.
+    """
+    folder, site = _state(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
+    if is_named():  # the folder is one command's, which has compared its configuration
+        return folder / f"{site}{SUFFIX}"
+    owner = hashlib.sha256(json.dumps([sha256, submitter(fl_ctx)]).encode()).hexdigest()
+    return folder / f"{site}.{owner[:32]}{SUFFIX}"
+
+
+def vouch_for_code(fl_ctx: FLContext) -> None:
+    """Let a configuration name what lies in the job's ``custom/`` or in the site's own ``local/custom``.
+
+    Raises:
+        DataError: "code"; the job's is not what its ``MANIFEST.json`` lists.
+    """
+    engine = fl_ctx.get_engine()
+    if engine is None:  # outside a job nothing is vouched for
+        return
+    workspace = engine.get_workspace()
+    custom = Path(workspace.get_app_custom_dir(fl_ctx.get_job_id()))
+    check_code(custom.parent)
+    vouch([custom, Path(workspace.get_site_custom_dir())])
+
+
+def hand_over(folder: Path, run_dir: Path) -> None:
+    """Copy what a download should bring from the server's state folder to the job's folder."""
+    shutil.copytree(folder, run_dir / RESULT, ignore=shutil.ignore_patterns(SITES, ".*"), dirs_exist_ok=True)
+
+
+def _state(federation: str, fl_ctx: FLContext) -> Path:
+    if named := os.environ.get(RUN_FOLDER):
+        return Path(named)
+    if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
+        raise UserError("federation: expected the id of a job")
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation

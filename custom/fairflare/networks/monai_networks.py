@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MONAI's networks that a job may name: a closed list of classes, each with its own list of plain arguments.
+
+A configuration comes from whoever submits a job. The modules of ``monai.networks.nets`` hold much besides networks,
+even functions that download and unpickle a file, so nothing there is found by name: what is not in ``NETWORKS`` cannot
+be asked for. No argument takes a path, a URL, a module or a callable, and pretrained weights are always off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
+from fairflare.networks.argument_kinds import Kind, either, many, named, number, one_of, whole
+
+LIBRARY = "monai.networks.nets"
+LARGEST = 150_000_000
+"""Numbers that a network may hold, parameters and buffers together: 600 MB as float32, above every default below."""
+
+FLAG, NOTHING = one_of(True, False), one_of(None)
+DIMENSIONS, CHANNELS, DEPTH = whole(1, 3), whole(1, 2048), whole(1, 64)
+RATE = number(0, 0.95)
+KERNEL = either(whole(1, 9), many(whole(1, 9), 3))
+STRIDE = either(whole(1, 8), many(whole(1, 8), 3))
+WIDTHS, DEPTHS = many(CHANNELS, 8), many(DEPTH, 8)
+EDGES = either(whole(1, 1024), many(whole(1, 1024), 3))
+SHAPE = many(whole(1, 4096), 4)
+RUNNING = {"eps": number(1e-12, 1), "momentum": number(0, 1), "affine": FLAG}
+NORM = named(
+    batch=RUNNING,
+    instance=RUNNING,
+    group={"num_groups": whole(1, 256), "eps": number(1e-12, 1), "affine": FLAG},
+)
+SLOPE = {"negative_slope": number(0, 1), "inplace": FLAG}
+INPLACE = {"inplace": FLAG}
+ACT = named(
+    relu=INPLACE,
+    relu6=INPLACE,
+    elu={"alpha": number(0, 10), **INPLACE},
+    selu=INPLACE,
+    leakyrelu=SLOPE,
+    prelu={"init": number(0, 1)},
+    gelu={},
+    sigmoid={},
+    tanh={},
+    softplus={},
+    swish={},
+    memswish={},
+    mish=INPLACE,
+)
+ORDER = one_of("NDA", "NAD", "DNA", "DAN", "ADN", "AND", "NA", "AN", "DA", "AD", "ND", "DN", "N", "D", "A")
+OFF = one_of(False)
+
+PLAIN = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "out_channels": CHANNELS}
+CLASSES = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "num_classes": CHANNELS}
+LAYERS = {"act": ACT, "norm": NORM}
+STAGES = {"channels": WIDTHS, "strides": many(STRIDE, 8), "kernel_size": KERNEL, "dropout": either(RATE, NOTHING)}
+UPSAMPLE = {"upsample": one_of("deconv", "pixelshuffle", "nontrainable")}
+DENSE = {
+    **PLAIN,
+    **LAYERS,
+    "init_features": whole(1, 512),
+    "growth_rate": whole(1, 256),
+    "block_config": DEPTHS,
+    "bn_size": whole(1, 16),
+    "dropout_prob": RATE,
+}
+SQUEEZE = {
+    **CLASSES,
+    "layers": many(DEPTH, 4, 4),
+    "groups": whole(1, 64),
+    "reduction": whole(1, 64),
+    "inplanes": whole(1, 512),
+    "downsample_kernel_size": whole(1, 7),
+    "dropout_prob": either(RATE, NOTHING),
+    "input_3x3": FLAG,
+}
+UNET = {**PLAIN, **LAYERS, **STAGES, "up_kernel_size": KERNEL, "num_res_units": whole(0, 8), "bias": FLAG}
+SEGRES = {**PLAIN, **LAYERS, "init_filters": whole(1, 512), "blocks_down": DEPTHS, "blocks_up": DEPTHS}
+CLASSIFIER = {"in_shape": SHAPE, **LAYERS, **STAGES, "num_res_units": whole(0, 8), "bias": FLAG}
+ATTENTION = {"norm_name": NORM, "spatial_dims": one_of(2, 3), "qkv_bias": FLAG}
+BACKBONES = [f"efficientnet-b{k}" for k in range(9)]
+
+NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
+    "AttentionUnet": ("attentionunet", {**PLAIN, **STAGES, "dropout": RATE, "up_kernel_size": KERNEL}),
+    "BasicUNet": (
+        "basic_unet",
+        {**PLAIN, **LAYERS, **UPSAMPLE, "features": many(CHANNELS, 6, 6), "bias": FLAG, "dropout": RATE},
+    ),
+    "Classifier": (
+        "classifier",
+        {**CLASSIFIER, "classes": CHANNELS, "last_act": either(one_of("sigmoid", "softmax", "tanh"), NOTHING)},
+    ),
+    "DenseNet": ("densenet", DENSE),
+    **{f"DenseNet{n}": ("densenet", {**DENSE, "pretrained": OFF}) for n in (121, 169, 201, 264)},
+    "DynUNet": (
+        "dynunet",
+        {
+            **PLAIN,
+            "kernel_size": many(KERNEL, 8),
+            "strides": many(STRIDE, 8),
+            "upsample_kernel_size": many(KERNEL, 8),
+            "filters": WIDTHS,
+            "dropout": either(RATE, NOTHING),
+            "norm_name": NORM,
+            "act_name": ACT,
+            "res_block": FLAG,
+            "trans_bias": FLAG,
+        },
+    ),
+    "EfficientNetBN": (
+        "efficientnet",
+        {**CLASSES, "model_name": one_of(*BACKBONES), "norm": NORM, "adv_prop": FLAG, "pretrained": OFF},
+    ),
+    "FlexibleUNet": (
+        "flexible_unet",
+        {
+            **PLAIN,
+            **LAYERS,
+            "backbone": one_of(*BACKBONES, *(f"resnet{n}" for n in (10, 18, 34, 50, 101, 152, 200))),
+            "decoder_channels": many(whole(1, 1024), 5, 5),
+            "dropout": RATE,
+            "decoder_bias": FLAG,
+            "upsample": UPSAMPLE["upsample"],
+            "interp_mode": one_of("nearest", "linear", "bilinear", "bicubic", "trilinear"),
+            "is_pad": FLAG,
+            "pretrained": OFF,
+        },
+    ),
+    "FullyConnectedNet": (
+        "fullyconnectednet",
+        {
+            "in_channels": whole(1, 8192),
+            "out_channels": whole(1, 8192),
+            "hidden_channels": many(whole(1, 8192), 16),
+            "dropout": either(RATE, NOTHING),
+            "act": ACT,
+            "bias": FLAG,
+            "adn_ordering": ORDER,
+        },
+    ),
+    "HighResNet": (
+        "highresnet",
+        {
+            **PLAIN,
+            "norm_type": NORM,
+            "acti_type": ACT,
+            "dropout_prob": RATE,
+            "bias": FLAG,
+            "channel_matching": one_of("pad", "project"),
+        },
+    ),
+    "Regressor": ("regressor", {**CLASSIFIER, "out_shape": SHAPE}),
+    "ResNet": (
+        "resnet",
+        {
+            "block": one_of("basic", "bottleneck"),
+            "layers": many(DEPTH, 4, 4),
+            "block_inplanes": many(CHANNELS, 4, 4),
+            "spatial_dims": DIMENSIONS,
+            "n_input_channels": CHANNELS,
+            "conv1_t_size": KERNEL,
+            "conv1_t_stride": STRIDE,
+            "no_max_pool": FLAG,
+            "shortcut_type": one_of("A", "B"),
+            "widen_factor": number(0.05, 4),
+            "num_classes": CHANNELS,
+            "bias_downsample": FLAG,
+            **LAYERS,
+        },
+    ),
+    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SENet154", "SEResNet50", "SEResNext50")},
+    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SEResNet101", "SEResNet152", "SEResNext101")},
+    "SegResNet": (
+        "segresnet",
+        {
+            **SEGRES,
+            "dropout_prob": either(RATE, NOTHING),
+            "use_conv_final": FLAG,
+            "upsample_mode": UPSAMPLE["upsample"],
+        },
+    ),
+    "SegResNetDS": ("segresnet_ds", {**SEGRES, "upsample_mode": UPSAMPLE["upsample"]}),
+    "SwinUNETR": (
+        "swin_unetr",
+        {
+            **PLAIN,
+            **ATTENTION,
+            "patch_size": whole(1, 8),
+            "depths": many(whole(1, 24), 4, 4),
+            "num_heads": many(whole(1, 64), 4, 4),
+            "window_size": either(whole(1, 12), many(whole(1, 12), 3)),
+            "mlp_ratio": number(0.1, 8),
+            "feature_size": whole(12, 192),
+            "drop_rate": RATE,
+            "attn_drop_rate": RATE,
+            "dropout_path_rate": RATE,
+            "normalize": FLAG,
+            "patch_norm": FLAG,
+            "use_checkpoint": FLAG,
+            "downsample": one_of("merging", "mergingv2"),
+            "use_v2": FLAG,
+        },
+    ),
+    "UNETR": (
+        "unetr",
+        {
+            **PLAIN,
+            **ATTENTION,
+            "img_size": EDGES,
+            "feature_size": whole(1, 256),
+            "hidden_size": whole(8, 1536),
+            "mlp_dim": whole(8, 6144),
+            "num_heads": whole(1, 64),
+            "proj_type": one_of("conv", "perceptron"),
+            "conv_block": FLAG,
+            "res_block": FLAG,
+            "dropout_rate": RATE,
+        },
+    ),
+    "UNet": ("unet", {**UNET, "dropout": RATE, "adn_ordering": ORDER}),
+    "VNet": (
+        "vnet",
+        {
+            **PLAIN,
+            "act": ACT,
+            "dropout_prob_down": either(RATE, NOTHING),
+            "dropout_prob_up": many(RATE, 2, 2),
+            "dropout_dim": DIMENSIONS,
+            "bias": FLAG,
+        },
+    ),
+}
+"""Class -> the module that defines it below ``LIBRARY``, and the arguments that it may be given."""
+
+
+def is_listed(dotted: str) -> bool:
+    """Whether ``dotted`` is in MONAI's name space, which this list alone decides about."""
+    return dotted.split(".")[0] == LIBRARY.split(".")[0]
+
+
+def checked(dotted: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name in ``NETWORKS`` and arguments as the class takes them; nothing is imported.
+
+    Raises:
+        UserError: ``dotted`` is not on the list, or an argument is unknown or out of range.
+    """
+    name = dotted.rpartition(".")[2]
+    file, kinds = NETWORKS.get(name, ("", {}))
+    if not file or dotted not in (f"{LIBRARY}.{name}", f"{LIBRARY}.{file}.{name}"):
+        known = ", ".join(NETWORKS)
+        raise UserError(f"model: expected a network that {LIBRARY} defines, got {_short(dotted)}; known: {known}")
+    taken = {}
+    for key, value in args.items():
+        if key not in kinds:
+            raise UserError(f"model: {name}: {unlisted('argument', key, kinds)}")
+        try:
+            taken[key] = kinds[key].read(value)
+        except ValueError:
+            raise UserError(f"model: {name}: {key}: expected {kinds[key].expected}, got {_short(value)}") from None
+    return name, taken | ({"pretrained": False} if "pretrained" in kinds else {})
+
+
+def build(dotted: str, args: Mapping[str, Any]) -> nn.Module:
+    """The network ``dotted`` with ``args``; weights come from torch's global generator.
+
+    Raises:
+        UserError: see ``checked``; or it would hold more than ``LARGEST`` numbers.
+        Exception: MONAI's own, where the arguments do not fit together.
+    """
+    name, taken = checked(dotted, args)
+    module = importlib.import_module(f"{LIBRARY}.{NETWORKS[name][0]}")
+    cls = getattr(module, name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == module.__name__):
+        raise UserError(f"model: {name} is no network of the MONAI that is installed here")
+    with _counted(name):
+        return cls(**taken)
+
+
+@contextmanager
+def _counted(name: str) -> Iterator[None]:
+    """Stop a construction at ``LARGEST`` numbers: torch tells of each tensor before it is filled."""
+    held = 0
+
+    def count(module: nn.Module, key: str, tensor: Tensor | None) -> None:
+        nonlocal held
+        held += 0 if tensor is None else tensor.numel()
+        if held > LARGEST:
+            raise UserError(f"model: {name}: expected at most {LARGEST:,} parameters, got more")
+
+    hooks = (register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network class in place of a network's name, as FLARE names components: {"class_path": "my_net.Net", "args": {...}}.
+
+It is a class of the user's own files (``user_code``) or one of MONAI's on a closed list (``monai_networks``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
+from fairflare.core.user_code import check_name, load_object
+from fairflare.data.checks import expect
+from fairflare.networks import builtin as networks
+from fairflare.networks import monai_networks
+
+SHAPE = '{"class_path": "module.Name", "args": {...}}'
+LONGEST = 10_000
+"""Characters of a class's JSON."""
+
+
+def is_own(model: str) -> bool:
+    """Whether ``model`` is the JSON of a class rather than the name of a network."""
+    return model.lstrip().startswith("{")
+
+
+def class_path(model: str) -> str:
+    """The class that ``model`` names; empty where it is a network's name. Raises UserError."""
+    return _parsed(model)[0] if is_own(model) else ""
+
+
+def check_model(model: str, names: Sequence[str]) -> None:
+    """Raise UserError unless ``model`` is one of ``names`` or the JSON of a class that may be named.
+
+    Nothing is imported; whether a class of the user's own is there comes out when it is built.
+    """
+    if is_own(model):
+        dotted, args = _parsed(model)
+        if monai_networks.is_listed(dotted):
+            monai_networks.checked(dotted, args)
+        else:
+            check_name(dotted, "model")
+    else:
+        expect("model", model in names, f"one of {', '.join(names)}, or {SHAPE}", model)
+
+
+def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **options: object) -> nn.Module:
+    """The network that ``model`` names, by name or by class.
+
+    Args:
+        model: see above.
+        inputs: shape of one example, channels or features first.
+        outputs: shape of its output, classes or structures first.
+        options: of a network by name, e.g. norm; a class has its own.
+
+    Raises:
+        UserError: the class cannot be imported or built, is no ``torch.nn.Module``, or gives another output.
+    """
+    if not is_own(model):
+        return networks.build(model, inputs[0], outputs[0], **options)
+    dotted, args = _parsed(model)
+    kind = None if monai_networks.is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
+    try:
+        network = kind(**args) if kind else monai_networks.build(dotted, args)
+        got = tuple(network.eval()(torch.zeros(2, *inputs)).shape)
+    except UserError:
+        raise
+    except Exception as error:  # user's code runs here
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({text})") from error
+    expect(f"model: {dotted}: output of two examples", got == (2, *outputs), f"shape {(2, *outputs)}", got)
+    network.made_of = {"class_path": dotted, "args": args}
+    return network.train()
+
+
+def _is_network(found: object) -> bool:
+    return inspect.isclass(found) and issubclass(found, nn.Module)
+
+
+def _parsed(model: str) -> tuple[str, dict[str, object]]:
+    if len(model) > LONGEST:
+        raise UserError(f"model: expected at most {LONGEST} characters, got {len(model)}")
+    try:
+        content = json.loads(model)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"model: expected {SHAPE}, got no JSON ({error})") from None
+    unknown = sorted(set(content) - {"class_path", "args"})
+    if unknown:
+        raise UserError(f"model: {unlisted('key', unknown[0], ('class_path', 'args'))}")
+    path, args = content.get("class_path"), content.get("args", {})
+    if not isinstance(path, str) or not isinstance(args, dict):
+        raise UserError(f"model: expected {SHAPE}, got {model}")
+    return path, args

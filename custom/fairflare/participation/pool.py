@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One site trains, on the training data of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairflare.core.registry import selector
+from fairflare.core.types import Round
+from fairflare.participation.base import Selector
+
+
+@selector("pool")
+@dataclass(frozen=True)
+class Pool(Selector):
+    """The first site has the training examples of all sites and trains alone; every site is evaluated on its own.
+
+    For runs in one process on simulated or published data: whoever asks for anything else is refused.
+    """
+
+    pools = True
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        """The first of the sites."""
+        return tuple(sites[:1])
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """The first of the sites."""
+        return tuple(sites[:1])

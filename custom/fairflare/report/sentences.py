@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of the reports, computed from the numbers and for a reader who does not train models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.report import sanity_checks as learned
+from fairflare.report.compare import drawn_words, objective_words, same_objective
+from fairflare.report.deployed_model import remark
+from fairflare.report.metrics import chance, label, meaning
+from fairflare.report.paired import EXACT_TO, LEVEL, seeds_needed, sentence
+from fairflare.report.values import capital, ends, listing, plural, text
+
+Json = Mapping[str, Any]
+JUDGED = {"worst": "worst site", "mean": "mean over sites"}
+"""The quantities of a comparison that a sentence judges."""
+MOST_NAMED, SHOWN = 12, 3
+"""Sites that a sentence names, and of more than that how many."""
+
+
+def opening(summary: Json) -> list[str]:
+    """What a clinician should know first of one run: how it serves whom, what joining gives, and what happened."""
+    happened = _refusals(summary) + _late(summary) + _conditions(summary)
+    joining = (summary.get("benefit") or {}).get("sentences") or []
+    paragraphs = [_state(summary) + _service(summary), *([joining] if joining else []), happened]
+    return [" ".join(sentences) for sentences in paragraphs]
+
+
+def _state(summary: Json) -> list[str]:
+    title, done, planned = summary["method"]["title"], summary["rounds_done"], summary["rounds_planned"]
+    sites, of_planned = plural(len(summary["sites"]), "site"), f"{done} of {planned or 'an unknown number of'} rounds"
+    if summary["status"] == "completed":
+        return [f"{title} trained one shared model across {sites} in {plural(done, 'round')}."]
+    ended = "failed" if summary["status"] == "failed" else "has not finished"
+    return [f"This run of {title} across {sites} {ended}: {of_planned} are recorded."]
+
+
+def _service(summary: Json) -> list[str]:
+    fairness, metric = summary["fairness"], label(summary["headline"], summary)
+    if fairness["mean"] is None:
+        return ["There is no result of a final model on the sites' test examples: nothing can be said about fairness."]
+    n, low, high = fairness["n_sites"], fairness["worst"], fairness["best"]
+    explained = meaning(summary["headline"], summary)
+    explained = f" ({metric}: {explained})" if explained else ""
+    sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
+    found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
+    found += _guessing(summary)
+    if n > 1:
+        bottom, top = (_named(summary, end["site"]) for end in (low, high))
+        found.append(
+            f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
+            f"a gap of {text(fairness['gap'])}."
+        )
+        found += _over_patients(summary, low["site"], high["site"])
+    found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
+    if fairness["left_out"]:
+        found.append(f"No test result came from {_some(fairness['left_out'])}.")
+    return found
+
+
+def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
+    """How sure the values of the worst and the best served site are, where both have an interval."""
+    rows = {row["site"]: row["intervals"].get(summary["headline"]) for row in summary["sites"]}
+    one, other = rows[bottom], rows[top]
+    if one is None or other is None or bottom == top:
+        return []
+    overlap = max(one["low"], other["low"]) <= min(one["high"], other["high"])
+    doubt = ", which overlap: with other patients their order may turn" if overlap else ""
+    return [f"The 95 % intervals over their test patients are {ends(one)} and {ends(other)}{doubt}."]
+
+
+def _some(sites: Sequence[str]) -> str:
+    """The sites by name; of many, their number and the first few."""
+    if len(sites) <= MOST_NAMED:
+        return listing(sites)
+    return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
+
+
+def _personal(summary: Json) -> list[str]:
+    """What changes with a model for each site, where there is one."""
+    own = (summary["personal"] or {}).get("personal") or {"mean": None}
+    if own["mean"] is None:
+        return []
+    worst = own["worst"]
+    return [
+        f"With each site's own model it is {text(own['mean'])} on average and "
+        f"{text(worst['value'])} at the worst site ({worst['site']})."
+    ]
+
+
+def _guessing(summary: Json) -> list[str]:
+    """A warning where the mean, or the lower end of its interval, is no higher than guessing."""
+    fairness, guessing = summary["fairness"], chance(summary["headline"], summary)
+    low = fairness["mean"] if fairness["ci"]["low"] is None else fairness["ci"]["low"]
+    return ["That is not clearly better than guessing."] if guessing is not None and low <= guessing else []
+
+
+def _next_worst(summary: Json) -> list[str]:
+    """Up to two more sites below the mean, so that the worst one is not taken for the only one."""
+    fairness, sign = summary["fairness"], 1 if summary["higher_is_better"] else -1
+    known = [row for row in summary["sites"] if row["value"] is not None and row["site"] != fairness["worst"]["site"]]
+    lower = [row for row in known if sign * row["value"] < sign * fairness["mean"]]
+    nearest = sorted(lower, key=lambda row: sign * row["value"])[:2]
+    named = [f"{_named(summary, row['site'])} with {text(row['value'])}" for row in nearest]
+    return [f"The next lowest: {listing(named)}."] if named and fairness["n_sites"] > 3 else []
+
+
+def _named(summary: Json, site: str) -> str:
+    described = {row["site"]: row["description"] for row in summary["sites"]}.get(site)
+    return f"{site} ({described})" if described else site
+
+
+def _refusals(summary: Json) -> list[str]:
+    found = summary["contributions"]
+    missing = found["expected"] - found["accepted"]
+    if not found["expected"]:
+        return []
+    if not missing:
+        return [f"No update was left out of the model ({found['accepted']} accepted)."]
+    counts = {row["site"]: row["expected"] - row["accepted"] for row in summary["sites"]}
+    who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
+    were = "was" if missing == 1 else "were"
+    return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
+
+
+def _late(summary: Json) -> list[str]:
+    """Which sites the rounds ended without, and what that means for them; [] where none."""
+    late = {row["site"]: (row["codes"].get("late", 0), row["expected"]) for row in summary["sites"]}
+    who = [f"{site} was late in {count} of {plural(asked, 'round')}" for site, (count, asked) in late.items() if count]
+    if not who:
+        return []
+    ended = summary["min_responses"]
+    rounds = f"Rounds ended after {ended} answers" if ended else "Rounds ended before every site had answered"
+    return [
+        f"{rounds}, and what came later was not used: {listing(who)}. Who is late is not a matter of chance: the model "
+        "learns less from slower sites, and may serve their patients less well."
+    ]
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _conditions(summary: Json) -> list[str]:
+    metric = summary["headline"]
+    clean, corrupted = (summary["test_sets"][kind].get(metric) for kind in ("clean_mean", "corrupted_mean"))
+    if clean is None or corrupted is None:
+        return []
+    return [
+        f"On the shared test sets the model reaches {text(clean)} on clean and {text(corrupted)} on corrupted examples."
+    ]
+
+
+def groups(summary: Json) -> list[str]:
+    """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
+    found = summary["groups"]
+    if not found:
+        return []
+    parts = (_spread(found, label(found["metric"], summary)) + _mixtures(found), _held_back(found))
+    return [" ".join(sentences) for sentences in parts if sentences]
+
+
+def _spread(found: Json, metric: str) -> list[str]:
+    lowest = found["worst"]
+    if lowest["group"] is None:
+        return []
+    sentences = [f"The model's {metric} is lowest in the group {lowest['group']} ({text(lowest['value'])})."]
+    if found["disparity"]["sample"] is not None:
+        sentences.append(
+            f"The disparity, the standard deviation over groups, is {text(found['disparity']['sample'])} with ddof 1 "
+            f"(as FedUFO prints it) and {text(found['disparity']['population'])} with ddof 0."
+        )
+    return sentences
+
+
+def _mixtures(found: Json) -> list[str]:
+    if not found["unseen"]:
+        return []
+    ends = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
+    return [
+        f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
+        f"within a chi-square distance rho of equal sizes would get {ends}; the worst group alone gets "
+        f"{text(found['worst']['value'])}."
+    ]
+
+
+def _held_back(found: Json) -> list[str]:
+    expected, sent, least = found["cells"]["expected"], found["cells"]["sent"], found["min_count"]
+    if least is None:
+        return ["min_count is none: sites send no numbers of groups."] if not sent else []
+    missing = "all of them came" if sent == expected else f"{expected - sent} of {expected} are missing"
+    return [
+        f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
+        f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
+        "what was sent."
+    ]
+
+
+def opportunity(summary: Json) -> str:
+    """Equal opportunity in one sentence; "" where the groups are not those of label and attribute."""
+    found = (summary["groups"] or {}).get("equal_opportunity")
+    if not found:
+        return ""
+    which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
+    return (
+        f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
+        f"{_attribute(summary['groups']['by'])}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
+        f"{text(found['worst_tpr'])}."
+    )
+
+
+def _attribute(by: str) -> str:
+    return listing(key.strip() for key in by.split("+") if key.strip() != "label")
+
+
+def opening_compare(comparison: Json) -> list[str]:
+    """What the comparison shows first: which method is best on average and at the worst site, over how many seeds.
+
+    Only among methods that were trained under one objective is one named best.
+    """
+    methods, seeds = comparison["methods"], comparison["seeds"]
+    found = [f"{plural(len(methods), 'method')} were run on the same data with {plural(len(seeds), 'matched seed')}."]
+    found.append(f"{capital(drawn_words(comparison))}.")
+    alike: dict[str, list[Json]] = {}
+    for method in methods:
+        alike.setdefault(objective_words(method), []).append(method)
+    if len(alike) > 1:
+        how = "; ".join(f"{listing(method['label'] for method in some)}: {words}" for words, some in alike.items())
+        found.append(
+            f"Not all were trained under one objective ({how}), so none is named best of all: a difference may come "
+            "from the training as well as from the method."
+        )
+    for words, some in alike.items():
+        if len(some) > 1 or len(alike) == 1:
+            found += _best(comparison, some, f" with {words}" if words else "")
+    found += [said] if (said := remark(methods)) else []
+    if len(seeds) < 2:
+        found.append("With one seed no difference below can be distinguished from chance.")
+    return found
+
+
+def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
+    """Which of ``methods``, all trained alike, is best on average and at the worst site."""
+    metric, pick = label(comparison["headline"], comparison), max if comparison["higher_is_better"] else min
+    found = []
+    for quantity, where in (("mean", "on average over the sites"), ("worst", "at the worst site")):
+        known = [method for method in methods if method[quantity]["mean"] is not None]
+        if known:
+            top = pick(known, key=lambda method: method[quantity]["mean"])
+            found.append(f"The best {metric} {where}{among}: {top['label']} with {text(top[quantity]['mean'])}.")
+    return found
+
+
+def differences(comparison: Json) -> list[str]:
+    """Sentences per method after the first: how its worst site and its mean differ from the first's, how surely.
+
+    Of several methods the last sentence says which correction the verdicts have.
+    """
+    pairs = [(method, name, what) for method in comparison["methods"][1:] for name, what in JUDGED.items()]
+    return [_difference(comparison, method, name, what) for method, name, what in pairs] + _correction(comparison)
+
+
+def _correction(comparison: Json) -> list[str]:
+    """The correction behind "better" and "worse", and how many seeds it needs; [] where nothing is corrected."""
+    held = [method["versus_first"]["worst"] for method in comparison["methods"][1:]]
+    count = sum(found.get("p_holm") is not None for found in held)
+    if count < 2:
+        return []
+    said = (
+        f"Better and worse are said after Holm's correction over {count} comparisons: only where the interval excludes "
+        f"zero and Holm's p is at most {LEVEL:g}."
+    )
+    seeds, needed = len(comparison["seeds"]), seeds_needed(count)
+    if seeds >= needed or seeds > EXACT_TO:
+        return [said]
+    return [f"{said} With {plural(seeds, 'seed')} that p is never so small: {needed} seeds are needed to tell any."]
+
+
+def _difference(comparison: Json, method: Json, name: str, what: str) -> str:
+    said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
+    alike = same_objective(comparison, method)
+    return said if alike else f"{said} It was trained under another objective ({objective_words(method)})."

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's labelled data, all of them for testing a model that was trained elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.errors import DataError, MissingData
+from fairflare.core.findings import Finding, merged
+from fairflare.core.types import SiteData
+from fairflare.core.validation import shown
+from fairflare.data.grouping import Grouping
+from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.readers.datalist import read_datalist
+from fairflare.data.readers.files import FileSplit
+from fairflare.data.readers.tables import read_table
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import Split, TensorData
+from fairflare.privacy.counts import released
+from fairflare.tasks.base import Task
+from fairflare.tasks.images import image_data
+from fairflare.tasks.kinds.own import OwnData
+
+PATIENTS = ("patient_id", "patient")
+"""Columns, or keys of a list's entries, that say which patient a case is of."""
+LABEL = "label"
+
+
+class Labelled(TensorData):
+    """Data of which only the split "test" holds examples; ``patients`` says whose they are, "" where nobody does."""
+
+    least = 0
+    patients: Sequence[str] = ()
+
+
+def labelled(
+    task: Task, site: str, own: SiteConfig | None, *, scaling: Scaling | None = None, label: str = ""
+) -> TensorData:
+    """Everything at ``site`` that has a label, whatever split its list puts it in.
+
+    Args:
+        task: the run's, whose classes and inputs count.
+        site: its name.
+        own: where its list or table is; None: where ``task`` looks for it.
+        scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
+        label: the column with the label in a table; empty: the task's.
+
+    Raises:
+        DataError: the data cannot be read, or a label is no class of the task.
+    """
+    if not isinstance(task, OwnData) and own is None:
+        return task.local_data(site, own)  # data that come with a task say themselves what is for testing
+    if isinstance(task, OwnData):
+        own = task.located(site, own)
+        if task.build_data:
+            return _joined(task, task.local_data(site, own))
+    assert own is not None  # a task of one's own data says where they are, or raises
+    table, images = task.table_inputs(), task.image_inputs()
+    if table is not None:
+        return _rows(task, table, own, scaling, label)
+    if images is None:
+        raise DataError("data", f"task {task.name}: its inputs are no files, so that nothing labelled can be read")
+    return _files(task, images, own)
+
+
+def of_split(task: Task, site: str, own: SiteConfig | None, split: str) -> TensorData:
+    """The data of one split ("val" or "test") as a training run would have them, as the split "test"."""
+    found = task.local_data(site, own)
+    rest = _none_of(found.splits[split])
+    made = Labelled.of({"train": rest, "val": rest, "test": found.splits[split]}, task.kind.n_classes(task.classes))
+    made.mean, made.std = found.mean, found.std
+    return made
+
+
+def _none_of(split: Split | FileSplit) -> Split:
+    inputs, targets = next(split.read([torch.zeros(1, dtype=torch.int64)])) if len(split) else (split.labels,) * 2
+    return Split(inputs[:0], targets[:0], {name: () for name in split.attributes})
+
+
+def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | None, label: str) -> Labelled:
+    """The rows of a table that have a label."""
+    path = Path(own.data_root) / own.datalist
+    if not path.is_file():
+        raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
+    cells, label = read_table(path), label or str(getattr(task, "label", LABEL))
+    for name in (label, *table.columns):
+        if name not in cells.columns:
+            known = ", ".join(map(str, cells.columns))[:200]
+            raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
+    cells = cells[cells[label] != ""]
+    if not len(cells):
+        raise DataError("empty_split", f"table {path.name}: {label}: expected rows with a label, found none")
+    columns = {name: list(cells[name]) for name in cells.columns}
+    numbers, plain = table.features(path.name, columns)
+    scaling = scaling or table.fixed or Scaling.of(numbers)
+    inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
+    given = table.attributes(columns)
+    attributes = {key: list(given.get(key, [""] * len(cells))) for key in task.attributes}
+    test = Split(inputs, _classes(task, path.name, label, columns[label]), attributes)
+    nothing = Split(inputs[:0], test.targets[:0], {name: () for name in attributes})
+    made = Labelled.of({"train": nothing, "val": nothing, "test": test}, len(task.classes))
+    made.scaling = scaling
+    made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
+    return made
+
+
+def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
+    """int64 (N,) from classes' names, or their numbers where the run knows no names."""
+    numbered = bool(getattr(task, "numbered", False))
+    names = [str(k) for k in range(len(task.classes))] if numbered else list(task.classes)
+    place = {name: k for k, name in enumerate(names)}
+    for row, cell in enumerate(cells):
+        if cell not in place:
+            text = f"expected a class of the run ({', '.join(names)[:60]}), got {shown(cell)}"
+            raise DataError("label", f"table {file}: row {row}: {label}: {text}")
+    return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+
+
+def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
+    """The images of a list that have a label."""
+    root = Path(own.data_root)
+    lists = read_datalist(root / own.datalist, root, masks=task.kind.has_masks, classes=task.classes, links=own.links)
+    items = [item for split in lists.values() for item in split]
+    if not items:
+        raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
+    mean, std = images.mean, images.std
+    made = image_data({"test": items}, task, images.reader, own=own, mean=mean, std=std, kind=Labelled)
+    assert isinstance(made, Labelled)
+    if any(name in item.attributes for item in items for name in PATIENTS):
+        made.patients = [next((item.attributes[n] for n in PATIENTS if n in item.attributes), "") for item in items]
+    return made
+
+
+def _joined(task: Task, data: TensorData) -> TensorData:
+    """All splits of data that are in memory as the split "test"."""
+    found = [split for split in data.splits.values() if len(split)]
+    if not all(isinstance(split, Split) for split in found):
+        raise DataError("build_data", "build_data: expected tensors, so that all splits can be put together")
+    inputs, targets = (torch.cat([getattr(s, name) for s in found]) for name in ("inputs", "targets"))
+    attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
+    nothing = Split(inputs[:0], targets[:0], {name: () for name in attributes})
+    splits = {"train": nothing, "val": nothing, "test": Split(inputs, targets, attributes)}
+    return Labelled.of(splits, task.kind.n_classes(task.classes), data.mean, data.std)
+
+
+def look(
+    task: Task, site: str, own: SiteConfig | None, grouping: Grouping, min_count: int | None
+) -> tuple[list[Finding], TensorData | None]:
+    """What is wrong with a site's labelled data, and the data where nothing is; a training split is not asked for.
+
+    Args:
+        task: whose model is evaluated.
+        site: the site's name.
+        own: its configuration, if it has one.
+        grouping: the groups that are told apart.
+        min_count: the fewest cases whose numbers may leave; None: none leave.
+    """
+    try:
+        data = labelled(task, site, own).grouped(grouping)
+    except DataError as error:
+        return [Finding("error", error.code, "", 1, str(error))], None
+    except MissingData as error:
+        return [Finding("error", "missing_file", "", 1, str(error))], None
+    except ValueError as error:
+        return [Finding("error", "data", "", 1, str(error))], None
+    return preflight(data, task, min_count)
+
+
+def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list[Finding], TensorData | None]:
+    """The same of labelled data that were found: files are read once, and cases are counted."""
+    found: list[Finding] = []
+    split = data.splits["test"]
+    if isinstance(split, FileSplit):
+        found += merged(Finding("error", e.code, "test", 1, str(e), example=True) for e in split.errors())
+    n = len(split)
+    if n < max(min_count or 0, 1):
+        text = f"{n} labelled cases: expected at least {max(min_count or 0, 1)}, the fewest whose numbers may leave"
+        found.append(Finding("error", "few_examples" if n else "empty_split", "test", n, text))
+    elif task.kind.has_classes and len(torch.unique(split.labels)) == 1:
+        text = f"all {n} labelled cases are of one class: how well classes are told apart is not defined"
+        found.append(Finding("warning", "one_class", "test", n, text))
+    broken = any(one.level == "error" for one in found)
+    return found, None if broken else data
+
+
+def constant_results(task: Task, data: SiteData, min_count: int | None) -> dict[str, dict[str, float]]:
+    """Metrics of the best answer that is the same for everybody: the shares of the classes among the cases themselves.
+
+    Args:
+        task: how outputs are scored.
+        data: the site's.
+        min_count: the fewest cases of a class whose number may leave; None: none, and nothing is returned.
+    """
+    if not task.kind.has_classes:
+        return {}
+    targets = torch.cat([batch.targets.cpu() for batch in data.fixed("test", 256)])
+    counts = torch.bincount(targets, minlength=len(task.classes))
+    if not len(targets) or not all(released(counts.tolist(), min_count)):
+        return {}
+    logits = counts.double().clamp(min=np.exp(-20.0)).log().expand(len(targets), -1)
+    scored = task.evaluate(*task.condense(logits, targets))
+    return {"test": {name: value for name, value in scored.items() if np.isfinite(value)}}

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site's training data look like, in a few numbers that may leave it: the ground that defaults stand on.
+
+The idea is nnU-Net's (Isensee et al., Nature Methods 2021, doi 10.1038/s41592-020-01008-z): what a network is to be
+trained like follows from a "fingerprint" of the data. Here each site has its own, and the sites agree on one plan
+(``planning``). No single image's number is in it: medians and means over all images looked at, from ``min_count`` on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from fairflare.core import validation
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.types import MOST_EXAMPLES
+from fairflare.core.validation import Entries, Range
+from fairflare.data.linear_or_network import network_gain
+from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.pictures import Looked, looked_at
+from fairflare.data.readers.stored import HIGH, LOW
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.table_fingerprint import TableFingerprint, agreed
+from fairflare.data.tensors import Split
+from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import OwnImages
+from fairflare.tasks.own.tabular import Tabular
+
+LOOKED_AT = 64
+"""Training images that are read, evenly spaced over the list: medians over more move little, and reading takes time."""
+DIGITS = 3
+"""Of what is not counted."""
+LARGEST = 1e6
+"""Size of a number that is not counted."""
+LEAST = -1024.0
+"""Hounsfield units below which nothing is measured: scanners fill the corners of their images up with such numbers."""
+PERCENTILES = 100
+"""Of values that are measured."""
+
+
+LATER = {"values", "table", "classes", "network_gain"}
+"""Keys that a fingerprint may lack."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One site's training data. Whatever is None is not known, or is of fewer than ``min_count`` images.
+
+    Attributes:
+        n_train: training examples.
+        height: median over images, in pixels, rounded to whole ones.
+        width: the same.
+        spacing: median edge of a pixel in mm, where files say it.
+        coloured: whether more than half of the images have colours that differ.
+        mean: of each channel on [0, 1], over images; one channel unless coloured.
+        std: of the pixels of all images, as mean.
+        values: evenly spaced percentiles, from the lowest to the highest that ``stored`` names, of the pixels of all
+            images together, where these are measured from a zero that means the same everywhere (Hounsfield units).
+            None of other images, and where the task names a window.
+        table: what of a table's columns may leave.
+        classes: that a label tells apart; 1 where examples have masks.
+        network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
+            0 it is above. See ``linear_or_network``.
+    """
+
+    n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
+    height: Annotated[int, Range(1, 1_000_000)] | None = None
+    width: Annotated[int, Range(1, 1_000_000)] | None = None
+    spacing: Annotated[float, Range(0, 1e6)] | None = None
+    coloured: bool = False
+    mean: Annotated[list[float], Entries(3)] | None = None
+    std: Annotated[list[float], Entries(3)] | None = None
+    values: Annotated[list[float], Entries(PERCENTILES)] | None = None
+    table: TableFingerprint | None = None
+    classes: Annotated[int, Range(1, 1000)] = 2
+    network_gain: Annotated[float, Range(-1e3, 1e3)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            found = getattr(self, name)
+            if found is not None and not all(0 <= value <= 1 for value in found):
+                raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("std: expected as many numbers as mean has")
+        if (values := self.values) is not None and not (
+            len(values) == PERCENTILES
+            and -LARGEST <= values[0] < values[-1] <= LARGEST
+            and values == sorted(values)
+            and self.mean is not None
+        ):
+            raise ValueError(f"values: expected {PERCENTILES} rising percentiles beside a mean")
+
+    def to_json(self) -> dict[str, Any]:
+        """What leaves the site."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return found | {"table": self.table.to_json() if self.table else None}
+
+    @classmethod
+    def from_json(cls, content: Any, site: str) -> Fingerprint:
+        """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
+        known = {field.name for field in fields(cls)}
+        if not isinstance(content, Mapping) or set(content) | LATER != known:
+            raise UserError(f"fingerprint of {site}: expected the keys {', '.join(sorted(known))}")
+        validation.check_plain(f"fingerprint of {site}", content)
+        where, table = f"fingerprint of {site}", content.get("table")
+        found = None if table is None else TableFingerprint.from_json(table, site)
+        try:
+            plain = {
+                name: validation.exact(cls, name, content[name], f"{where}: {name}")
+                for name in content
+                if name != "table"
+            }
+            return cls(**plain, table=found)
+        except ValueError as error:
+            raise UserError(f"fingerprint of {site}: {error}") from None
+
+
+def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int | None) -> Fingerprint | None:
+    """The fingerprint of the training data of ``site``; None where they cannot be used, which preflight then says.
+
+    Args:
+        task: whose options say where the data are and what its labels are; its size and channels do not matter.
+        site: the site's name.
+        own: its configuration, if it has one.
+        min_count: the fewest images that a median or mean may be of; None: none leaves, but the number of examples,
+            which every site declares.
+    """
+    try:
+        if isinstance(task, Tabular) and not task.build_data:
+            here = task.located(site, own)
+            n, table = task.fingerprint(here, min_count)
+            gain = None if table is None or here.secure_sum else _gain(task, site, here, table, min_count or 0)
+            return Fingerprint(n, table=table, classes=len(task.classes), network_gain=gain) if n else None
+        splits = task.local_data(site, own).splits
+    except (DataError, UserError, ValueError):
+        return None
+    train = splits["train"]
+    classes = task.kind.n_classes(task.classes) or 1
+    if not isinstance(task, OwnImages) or task.build_data:
+        return Fingerprint(len(train), classes=classes)
+    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)
+    if min_count is None or len(looks) < min_count:
+        return Fingerprint(len(train), classes=classes)
+    return replace(_of_images(len(train), looks), classes=classes)
+
+
+def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
+    """``network_gain`` on the site's own rows, with levels and scaling of its own."""
+    alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
+    splits = replace(task, **alone).read(own).splits
+    train, val = splits["train"], splits["val"]
+    if not isinstance(train, Split) or not isinstance(val, Split) or min(len(train), len(val)) < least:
+        return None
+    return network_gain(train, val)
+
+
+def _looks(items: Sequence[Item], window: str) -> list[Looked]:
+    """What evenly spaced images are like; one that cannot be read is passed over, preflight names it."""
+    spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
+    found = []
+    for row in sorted(set(spaced.tolist())):
+        source = items[row].image
+        try:
+            found.append(looked_at(source, window))
+        except DataError:
+            continue
+    return found
+
+
+def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
+    coloured = sum(one.coloured for one in looks) * 2 > len(looks)
+    means = np.array([one.mean if coloured else [np.mean(one.mean)] * 3 for one in looks])
+    squares = np.array([one.square if coloured else [one.grey_square] * 3 for one in looks])
+    channels = 3 if coloured else 1
+    mean = means.mean(0)[:channels]
+    std = np.sqrt(np.maximum(squares.mean(0)[:channels] - mean**2, 0))
+    spacings = [one.spacing for one in looks if one.spacing is not None]
+    return Fingerprint(
+        n_train=n_train,
+        height=round(float(np.median([one.height for one in looks]))),
+        width=round(float(np.median([one.width for one in looks]))),
+        spacing=_rounded(float(np.median(spacings))) if len(spacings) == len(looks) else None,
+        coloured=coloured,
+        mean=[_rounded(value) for value in mean],
+        std=[_rounded(value) for value in std],
+        values=None if coloured else _percentiles(looks),
+    )
+
+
+def _percentiles(looks: Sequence[Looked]) -> list[float] | None:
+    """Of as many values of each image; None unless more than half of the images are measured, and differ."""
+    if sum(one.measured for one in looks) * 2 <= len(looks):
+        return None
+    values = np.maximum(np.concatenate([one.quantiles for one in looks]), LEAST)
+    found = np.percentile(values, np.linspace(LOW, HIGH, PERCENTILES)).clip(-LARGEST, LARGEST).round(DIGITS).tolist()
+    return found if found[0] < found[-1] else None
+
+
+def _rounded(value: float) -> float:
+    return round(min(max(value, 0.0), LARGEST), DIGITS) if math.isfinite(value) else 0.0
+
+
+def file_name(site: str) -> str:
+    """The name of the file in which a site's people pass its fingerprint on."""
+    return f"{Path(site).name}.fingerprint.json"

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification: every case has one class, and the network gives a logit for each."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflare.core.objectives import Objective, local_objective
+from fairflare.core.types import SiteData
+from fairflare.functional.resampling import Array
+from fairflare.tasks import scores
+from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
+
+BATCH = 16
+SURE = 20.0
+"""A logit that is as good as certain."""
+MOST_STEPS = 200
+"""Of the logistic regression's solver."""
+
+
+@dataclass(frozen=True)
+class ClassCases(Cases):
+    """Logits (N, C) and classes int64 (N,), and what metrics share of them, in float64 on the CPU."""
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return self.outputs.shape[1]
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """(N, C)."""
+        return self.outputs.double()
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """(N, C)."""
+        return self.logits.softmax(1)
+
+    @cached_property
+    def risks(self) -> Array:
+        """(N,) probabilities of the second class."""
+        found: Array = self.probabilities.numpy()[:, 1]
+        return found
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """(N,)."""
+        return self.targets.numpy().astype(np.int64)
+
+    @cached_property
+    def right(self) -> Array:
+        """(N,) 1 where the largest logit is the target's, else 0."""
+        found: Array = (self.outputs.argmax(1) == self.targets).double().numpy()
+        return found
+
+    @cached_property
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """(C, C): row = true class, column = predicted class."""
+        return scores.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """(C,) cases of each class."""
+        found: npt.NDArray[np.int64] = self.confusion.sum(1)
+        return found
+
+    @cached_property
+    def wins(self) -> Array:
+        """See ``scores.wins``."""
+        return scores.wins(self.probabilities.numpy(), self.targets.numpy())
+
+
+@dataclass(frozen=True)
+class Classes(TaskKind):
+    """Classification; trained to cross-entropy, with the logits adjusted where ``logit_tau`` says so."""
+
+    name: str = "classification"
+    metrics: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auc_ovo", "auc_ovr")
+    headline: str = "balanced_accuracy"
+    score: str = "accuracy"
+
+    has_classes: ClassVar[bool] = True
+    outputs: ClassVar[str] = "logits (N, C)"
+    targets: ClassVar[str] = "classes (N,)"
+
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
+        """See ``local_objective``."""
+        return local_objective(class_counts, logit_tau)
+
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> ClassCases:
+        """See ``ClassCases``."""
+        return ClassCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
+
+    def loss(self, cases: ClassCases) -> float:
+        """Mean cross-entropy."""
+        return float(F.cross_entropy(cases.logits, cases.targets))
+
+    def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+        """The likeliest class, and the probability of each."""
+        return named_classes(outputs.double().softmax(1).numpy(), classes)
+
+    def baseline(self, task: Task, data: SiteData) -> Baseline:
+        """The site's training shares of the classes as everybody's probabilities; where the task says so, a regression.
+
+        That is scikit-learn's logistic regression on the site's own training rows.
+        """
+        if task.regresses and (regression := _regression(task, data)):
+            return Baseline(regression)
+        shares = data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
+        return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
+
+
+CLASSES = Classes()
+TWO_CLASSES = Classes(metrics=("accuracy", "balanced_accuracy", "macro_f1", "auc"))
+"""Of two classes, for which both averages of the AUC are one number."""
+RISKS = Classes(metrics=(*TWO_CLASSES.metrics, "brier_loss", "calibration_error"))
+"""The same where it counts, too, whether so many fall ill as the risks say."""
+
+
+def named_classes(probabilities: Array, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of (N, C) probabilities: the likeliest class's name, then each probability."""
+    header = ["class", *(f"p_{name}" for name in classes)]
+    return header, [[classes[k], *map(float, row)] for k, row in zip(probabilities.argmax(1), probabilities)]
+
+
+def _regression(task: Task, data: SiteData) -> Answers | None:
+    """Logistic regression on the site's training rows; None where they are of one class, not finite or no rows."""
+    from sklearn.linear_model import LogisticRegression
+
+    batches = list(data.fixed("train", BATCH))
+    if batches[0].inputs.dim() != 2:
+        return None
+    x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
+    if len(set(y.tolist())) < 2 or not torch.isfinite(torch.from_numpy(x)).all():
+        return None
+    with warnings.catch_warnings():
+        # A solver that stops before it has converged is good enough here, and no line of the run's output.
+        from sklearn.exceptions import ConvergenceWarning
+
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(max_iter=MOST_STEPS).fit(x, y)
+
+    def answers(inputs: Tensor) -> Tensor:
+        found = torch.full((len(inputs), len(task.classes)), -SURE)
+        known = torch.from_numpy(model.predict_proba(inputs.numpy())).clamp(min=math.exp(-SURE)).log().float()
+        found[:, torch.from_numpy(model.classes_)] = known
+        return found
+
+    return answers

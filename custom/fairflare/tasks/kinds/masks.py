@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segmentation: every case has masks, trained by soft Dice and scored by hard Dice; no class labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from fairflare.core.metric import Metric
+from fairflare.core.objectives import Objective
+from fairflare.core.types import SiteData, Training
+from fairflare.tasks import dice
+from fairflare.tasks.kind import Baseline, Cases, TaskKind
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
+
+SMALL = Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99)
+"""For a small U-Net on a laptop."""
+PAPER = Training(
+    rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
+)
+"""Fed-LWR's."""
+BATCH = 16
+MOST_MASKS = 256
+"""Training masks that the constant one is made from, evenly spaced over the split."""
+LEVELS = tuple(k / 10 for k in range(10))
+"""Shares of training masks that a pixel must be above to be in the constant mask; a last candidate has no pixel."""
+SURE = 20.0
+"""A logit that is as good as certain."""
+STRUCTURE = "dice_"
+"""Before a structure's name in the name of its own metric."""
+
+
+@dataclass(frozen=True)
+class MaskCases(Cases):
+    """The sums of ``dice.condensed`` and, of each structure, the true pixels."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all logits were."""
+        return bool(dice.soft_loss(self.outputs, self.targets).mean().isfinite())
+
+    @cached_property
+    def dice(self) -> Tensor:
+        """float64 (N, C): see ``dice.hard_dice``."""
+        return dice.hard_dice(self.outputs, self.targets)
+
+    @cached_property
+    def means(self) -> Tensor:
+        """float64 (C,): the mean over the cases."""
+        return self.dice.mean(0)
+
+
+@dataclass(frozen=True)
+class Segmentation(TaskKind):
+    """Masks (N, C, H, W), one channel for each of the task's structures; channels may overlap."""
+
+    name: str = "segmentation"
+    metrics: tuple[str, ...] = ("dice",)
+    headline: str = "dice"
+    score: str = "dice"
+
+    has_masks: ClassVar[bool] = True
+    outputs: ClassVar[str] = "logits (N, C, H, W)"
+    targets: ClassVar[str] = "masks (N, C, H, W)"
+
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
+        """``dice.dice_loss``, whatever the arguments: masks have no class prior to adjust logits by."""
+        return dice.dice_loss
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``dice.condensed``."""
+        return dice.condensed(outputs, targets)
+
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> MaskCases:
+        """See ``MaskCases``."""
+        return MaskCases(outputs.cpu(), targets.cpu(), tuple(classes))
+
+    def loss(self, cases: MaskCases) -> float:
+        """Mean of ``dice.soft_loss``."""
+        return float(dice.soft_loss(cases.outputs, cases.targets).mean())
+
+    def names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """The mean Dice, and each structure's."""
+        first, *others = super().names(classes)
+        return (first, *(f"{STRUCTURE}{name}" for name in classes), *others)
+
+    def metric(self, name: str) -> Metric:
+        """Of "dice_NAME": the mean Dice of structure NAME alone."""
+        if not name.startswith(STRUCTURE):
+            return super().metric(name)
+        return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)
+
+    def baseline(self, task: Task, data: SiteData) -> Baseline:
+        """One mask per structure for all images, the best such on the training images."""
+        mask = constant_mask(data)
+        return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
+
+
+MASKS = Segmentation()
+
+
+def _of_structure(name: str, cases: MaskCases) -> float | None:
+    """The mean Dice of a structure; None where the outputs have no channel for it."""
+    place = cases.classes.index(name) if name in cases.classes else len(cases.means)
+    return float(cases.means[place]) if place < len(cases.means) else None
+
+
+def constant_mask(data: SiteData) -> Tensor:
+    """Logits (C, H, W) of the one mask per structure that has the best mean Dice on the training images.
+
+    Candidates are the pixels that lie in more than so many of the training masks (``LEVELS``), and no pixel at all.
+    """
+    masks = [batch.targets.cpu() > 0.5 for batch in data.fixed("train", BATCH, at_most=MOST_MASKS)]
+    share = torch.stack([mask.float().sum(0) for mask in masks]).sum(0) / sum(map(len, masks))
+    candidates = torch.stack([share > level for level in (*LEVELS, 1.0)])
+    sums = torch.stack([_dice(candidates, mask) for mask in masks]).sum(0)
+    best = candidates.gather(0, sums.argmax(0)[None, :, None, None].expand(1, *share.shape))[0]
+    return torch.where(best, SURE, -SURE)
+
+
+def _dice(candidates: Tensor, masks: Tensor) -> Tensor:
+    """float32 (K, C): sum over the masks (N, C, H, W) of the Dice with each candidate (K, C, H, W)."""
+    ours, theirs = candidates.flatten(2).float(), masks.flatten(2).float()  # whole numbers below 2^24
+    both = torch.einsum("kcp,ncp->kcn", ours, theirs)
+    size = ours.sum(2)[:, :, None] + theirs.sum(2).T[None]
+    return torch.where(size > 0, 2 * both / size.clamp(min=1), torch.ones_like(size)).sum(2)

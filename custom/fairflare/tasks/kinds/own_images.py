@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tasks on a user's own images share: size and channels, datalists, shared test sets."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+
+from fairflare.core.errors import UserError
+from fairflare.data.checks import expect
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.datalist import read_datalist
+from fairflare.data.readers.pictures import Reader
+from fairflare.data.readers.stored import ends_of
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
+from fairflare.tasks.base import TestSet
+from fairflare.tasks.images import image_data, resolved, test_set
+from fairflare.tasks.kinds.own import OwnData, read_description
+
+SMALLEST = 16
+"""Edge in pixels that the networks' poolings leave something of."""
+SHARED = "shared"
+"""Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
+
+
+class OwnImages(OwnData):
+    """A task on images of one size."""
+
+    size: int
+    channels: int
+    mean: str
+    std: str
+    window: str
+    augment: bool
+
+    @abstractmethod
+    def reader(self) -> Reader:
+        """How an item becomes tensors."""
+
+    def read(self, own: SiteConfig) -> TensorData:
+        """The images of the site's datalist."""
+        root = Path(own.data_root)
+        found = read_datalist(
+            root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
+        )
+        mean, std = self._scaling()
+        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
+
+    def image_inputs(self) -> ImageInputs | None:
+        """The reader and the scaling of the sites' images; none where ``build_data`` makes the inputs."""
+        if self.build_data:
+            return None
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *self._scaling()))
+
+    def test_sets(self) -> tuple[TestSet, ...]:
+        """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""
+        if not self.has_test_sets:
+            return ()
+        folder = Path(self.datalists) / SHARED
+        found, masks = [], self.kind.has_masks
+        for name, about in read_description(folder.parent)["shared"].items():
+            lists = read_datalist(folder / f"{name}.json", folder, masks=masks, classes=self.classes)
+            found.append(
+                test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
+            )
+        return tuple(found)
+
+    @property
+    def has_test_sets(self) -> bool:
+        """Whether there is a folder of them."""
+        return bool(self.datalists) and (Path(self.datalists) / SHARED).is_dir()
+
+    def table_sets(self) -> dict[str, str]:
+        """What ``dataset.json`` says of them."""
+        return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
+
+    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std per channel, as ``image_data`` takes them."""
+        found = []
+        for key in ("mean", "std"):
+            text = getattr(self, key)
+            try:
+                found.append(tuple(float(part) for part in text.split(",")) if text else ())
+            except ValueError:
+                raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
+            fits = len(found[-1]) in (0, self.channels) and all(map(math.isfinite, found[-1]))
+            expect(key, fits, f"{self.channels} numbers, one per channel, or none", text)
+        expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
+        return found[0], found[1]
+
+    def _check_images(self, fewest: int) -> None:
+        self._check_own(fewest)
+        expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
+        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        ends_of(self.window)  # raises where it cannot be read
+        self._scaling()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification of a user's own table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import some
+from fairflare.core.seeds import derive
+from fairflare.core.types import Training
+from fairflare.core.validation import Names, Text, shown
+from fairflare.data.checks import expect, expect_choices
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.table_columns import (
+    Column,
+    as_scaling,
+    as_text,
+    features_of,
+    names_of,
+    open_levels,
+    read_columns,
+    read_scaling,
+)
+from fairflare.data.table_fingerprint import TableFingerprint, table_fingerprint
+from fairflare.data.tensors import Split, TensorData
+from fairflare.networks import own as own_network
+from fairflare.tasks.base import OPEN_SPLIT, Preset
+from fairflare.tasks.kinds.own import OwnData
+
+SPLIT = "split"
+SPLITS = ("train", "val", "test")
+FEWEST = 10
+GAPS = tuple(sorted({form for word in MISSING if word for form in (word, word.upper(), word.title(), "NaN")}))
+"""Words that stand for a missing value, as far as they are no level of their column."""
+
+
+@dataclass(frozen=True)
+class Tabular(OwnData):
+    """One table per site (CSV, Excel, Parquet) with named columns: a label, features, and attributes.
+
+    Rows without a label are left out. A column "split" with train, val or test fixes the split; without one it is drawn
+    from ``data_seed``. Numbers are scaled by what ``scaling`` says, which a run fills in from all sites' training rows
+    (``table_fingerprint``), so that a patient's risk depends on that patient alone. Categories become a 0 or 1 for each
+    level and one for every other value, and are not scaled.
+
+    Args:
+        datalists: folder with a table per site on this machine, <site>.csv or with another of the suffixes.
+        site_names: the sites; filled from the folder.
+        labels: number of classes (the label column then holds 0, 1, ...), or the names that it holds.
+        label: the label's column.
+        features: columns, separated by commas, a name with a comma in double quotes; never a column that is known only
+            after the outcome.
+        columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
+            [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
+            "number"}, each with "missing": true for a feature that says that the cell is empty. A run fills in levels.
+        scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
+            each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
+            what the sites have agreed on; where a task is made without a plan, as "site".
+        attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
+        test_fraction: share of the rows in the test split, in (0, .5].
+        val_fraction: share of the remaining ones in the validation split, in (0, .5].
+        build_data: "module.function" that builds a site's data in place of a table, see ``clinic.own_data_set``; its
+            inputs then have as many numbers as ``features`` has names.
+        model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        data_seed: of the split; >= 0.
+    """
+
+    name = "tabular"
+    title = "Classification of your own table"
+    headline = "balanced_accuracy"
+    quick = True
+    suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
+    presets = {
+        "default": Preset(
+            "a small network; seconds on a laptop",
+            {},
+            Training(rounds=20, batch_size=32, optimizer="adam", lr=3e-3, weight_decay=5e-4),
+        )
+    }
+
+    datalists: str = ""
+    site_names: Names = ""
+    labels: Names = "2"
+    label: str = "label"
+    features: Names = ""
+    columns: Annotated[str, Text(most=2**20)] = ""
+    scaling: Annotated[str, Text(most=2**21)] = ""
+    attribute_values: str = ""
+    test_fraction: float = 0.2
+    val_fraction: float = 0.15
+    build_data: str = ""
+    model: str = "mlp"
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        self._check_own(fewest=2)
+        own_network.check_model(self.model, ("mlp", "linear"))
+        for key in ("test_fraction", "val_fraction"):
+            expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
+        expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
+        expect("features", self.label not in self._features(), f"no {self.label!r}, which is the label", self.features)
+        columns = self._read_columns()
+        numbers, _ = features_of(self._features(), columns)
+        scaling = read_scaling(self.scaling, len(numbers))
+        # One way to write each, so that a run is the same however its options were spelled.
+        object.__setattr__(self, "columns", as_text(columns))
+        object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
+
+    def network(self) -> nn.Module:
+        """Features (N, F) -> logits (N, classes)."""
+        expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
+        inputs = self.table_inputs()
+        n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
+        return own_network.build(self.model, (n,), (len(self.classes),))
+
+    def read(self, own: SiteConfig) -> TensorData:
+        """The table's rows, scaled."""
+        expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
+        table, columns, rows, labels = self._table(own)
+        prepared = self._inputs()
+        numbers, plain = prepared.features(table.name, columns)
+        scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
+        inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
+        splits = {
+            name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
+            for name, index in rows.items()
+        }
+        data = TensorData.of(splits, n_classes=len(self.classes))
+        data.scaling = scaling
+        return data
+
+    def table_inputs(self) -> TableInputs | None:
+        """The columns of ``features``; none where ``build_data`` makes the inputs."""
+        return None if self.build_data else self._inputs()
+
+    @property
+    def lacks_levels(self) -> bool:
+        """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
+        return bool(open_levels(self._read_columns()))
+
+    def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
+        """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
+        table, columns, rows, _ = self._table(own)
+        train = rows["train"]
+        if min_count is None:
+            return len(train), None
+        names, known = self._features(), self._read_columns()
+        needed = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
+        found = table_fingerprint(table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum)
+        return len(train), found
+
+    def unlabelled(self, own: SiteConfig) -> int:
+        """How many rows of the site's table have no label."""
+        table = Path(own.data_root) / own.datalist
+        if not table.is_file():
+            return 0
+        found = read_table(table)
+        return int((found[self.label] == "").sum()) if self.label in found.columns else 0
+
+    def drawn(self) -> tuple[str, ...]:
+        """The split, where a table has no column that says it."""
+        return (OPEN_SPLIT,)
+
+    def _features(self) -> list[str]:
+        return names_of(self.features)
+
+    def _read_columns(self) -> dict[str, Column]:
+        return read_columns(self.columns, self._features())
+
+    def _needed(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        since = [one.since for one in self._read_columns().values() if one.since]
+        return tuple(dict.fromkeys((*self._features(), *since)))
+
+    def _inputs(self) -> TableInputs:
+        columns = self._read_columns()
+        if lacking := open_levels(columns):
+            text = "expected levels; `fairflare plan` agrees on those of all sites"
+            raise UserError(f"columns: {lacking!r}: {text}")
+        numbers, plain = features_of(self._features(), columns)
+        attributes = self.attributes
+        levels = {name: one.levels or () for name, one in columns.items() if one.kind == "category"}
+        both = {name: tuple(dict.fromkeys((*attributes[name], *levels[name]))) for name in {*attributes} & {*levels}}
+        return TableInputs(
+            numbers=numbers,
+            plain=plain,
+            known={**attributes, **levels, **both},
+            gaps=GAPS,
+            attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
+            fixed=read_scaling(self.scaling, len(numbers)),
+        )
+
+    def _table(self, own: SiteConfig) -> tuple[Path, dict[str, list[str]], dict[str, np.ndarray], Tensor]:
+        """The file, its labelled rows' cells, the row numbers of each split, and the labels."""
+        table = Path(own.data_root) / own.datalist
+        if not table.is_file():
+            raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
+        columns = self._columns(table)
+        return table, columns, self._rows(table.name, columns), self._labels(table.name, columns[self.label])
+
+    def _columns(self, path: Path) -> dict[str, list[str]]:
+        table = read_table(path)
+        for name in (self.label, *self._needed(), *self.attributes):
+            if name not in table.columns:
+                known = some([name[:100] for name in table.columns], 12)
+                raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
+        table = table[table[self.label] != ""]
+        if len(table) < FEWEST:
+            text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
+            raise DataError("few_examples", text)
+        return {name: list(table[name]) for name in table.columns}
+
+    def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
+        """Split -> row numbers, sorted."""
+        n = len(columns[self.label])
+        if SPLIT in columns:
+            strange = sorted(set(columns[SPLIT]) - set(SPLITS))
+            if strange:
+                text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
+                raise DataError("split", text)
+            return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
+        n_test = round(self.test_fraction * n)
+        n_val = round(self.val_fraction * (n - n_test))
+        test, val, train = np.split(shuffled, (n_test, n_test + n_val))
+        return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def _labels(self, file: str, cells: list[str]) -> Tensor:
+        names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
+        place = {name: k for k, name in enumerate(names)}
+        for i, cell in enumerate(cells):
+            if cell not in place:
+                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
+                raise DataError("label", text)
+        return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+
+
+def scaled_by(train: np.ndarray) -> Scaling:
+    """A site's own scaling: gaps as the training median, 0 where a column has no training value at all.
+
+    Args:
+        train: float64 (n, features), nan where missing.
+    """
+    known = ~np.isnan(train).all(axis=0)
+    medians = np.zeros(train.shape[1])
+    medians[known] = np.nanmedian(train[:, known], axis=0)
+    filled = np.where(np.isnan(train), medians, train)
+    return Scaling(*(torch.from_numpy(part) for part in (medians, filled.mean(axis=0), filled.std(axis=0))))

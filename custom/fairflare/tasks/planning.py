@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defaults for a user's own data from the sites' fingerprints: a rule for each setting, with its reason.
+
+Every number here was chosen on embedded tasks written out as a user's folders, with seeds and sites in
+``docs/results/defaults.md``; what the figures there did not decide stays as the task's preset has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fairflare.data.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
+from fairflare.tasks.fingerprint import Fingerprint
+from fairflare.tasks.forms import FORMS
+
+Prints = Mapping[str, Fingerprint]
+MULTIPLE = 16
+"""The edge in pixels is a multiple of it, as the U-Nets' poolings need."""
+SMALLEST, LARGEST = 32, 128
+"""Edge in pixels. Twice the edge takes four times as long; whoever has GPUs sets a larger one."""
+LEAST_STD = 0.02
+"""On [0, 1]: an image that is black but for a few pixels is not blown up further."""
+AIR = -900.0
+"""Hounsfield units up to which there is air; the lungs' tissue begins above."""
+MOSTLY = 0.75
+"""Share of what is no air that a window is laid around."""
+NARROWEST = 80.0
+"""Hounsfield units; radiologists' narrowest usual window, that of the brain."""
+OVERLAP = 0.2
+"""Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a line of reasons shows."""
+SPACINGS = 1.5
+"""How many times coarser one site's pixels may be than another's before the plan says so."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a kind of data is trained on.
+
+    Attributes:
+        batches: that a usual site's data should make at least, so that a pass is more than a step or two.
+        smallest: batch.
+        largest: batch, unless more are needed for a usual site to see its data once in ``most_steps``.
+        steps: optimizer steps of a usual site in the whole run.
+        rounds: fewest communication rounds; models that are averaged rarely drift apart.
+        most_rounds: largest number of them.
+        fewest_steps: local steps of a round at least, at every site.
+        most_steps: at most; one pass over a site's own data if that is in between.
+    """
+
+    batches: int
+    smallest: int
+    largest: int
+    steps: int
+    rounds: int
+    most_rounds: int
+    fewest_steps: int
+    most_steps: int
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 120),
+    "classification": Effort(4, 4, 16, 800, 20, 40, 20, 240),
+    "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 240),
+}
+"""Kind of data -> how long it is trained on."""
+LINEAR = Effort(4, 8, 64, 320, 40, 40, 8, 240)
+"""The same of a linear model on a table."""
+LARGEST_BATCH = 64
+"""Whatever a site's size."""
+GAIN = 0.01
+"""Of a network's log loss over a linear model's, on average over sites, from which on tables get a network."""
+FASTEST, REACH = 0.1, 3.0
+"""Largest learning rate of a linear model, and what the number of its inputs divides to get a smaller one."""
+AGAIN = 0.2
+"""Of the usual learning rate, where a run starts from trained weights."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that follows from the data: its full name, its value, and the reason in words."""
+
+    setting: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        """ "batch_size 8: a usual site has 40 training images"."""
+        value = f" {self.value}" if len(str(self.value)) <= LONGEST_SHOWN else ""
+        return f"{self.setting.partition('.')[2]}{value}: {self.reason}"
+
+
+def plan(kind: str, prints: Prints) -> list[Choice]:
+    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
+
+    Args:
+        kind: of the data, see ``clinic.forms``.
+        prints: site -> its fingerprint.
+    """
+    if kind not in EFFORTS or not prints:
+        return []
+    if FORMS[kind].table:
+        own, linear = _of_table(prints)
+        effort = LINEAR if linear else EFFORTS[kind]
+    else:
+        own, effort = (
+            [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
+            EFFORTS[kind],
+        )
+    return [*own, *_effort(effort, prints, kind), *_model_choice()]
+
+
+def _model_choice() -> list[Choice]:
+    return [
+        Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
+        Choice(
+            "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
+        ),
+    ]
+
+
+def cautions(prints: Prints) -> list[str]:
+    """What the sites differ in and no setting mends, one line each."""
+    return [*table_cautions(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
+
+
+def _of_values(prints: Prints) -> list[str]:
+    known = {site: one.values for site, one in prints.items() if one.mean is not None}
+    without = [site for site, values in known.items() if values is None]
+    windows = {site: (values[0], values[-1]) for site, values in known.items() if values is not None}
+    if windows and without:
+        text = "values are measured from one zero, as Hounsfield units are"
+        return [f"{text}, at {_some(list(windows))} and not at {_some(without)}: each image there is scaled by itself"]
+    for site, (low, high) in windows.items():
+        for other, (left, right) in windows.items():
+            if min(high, right) - max(low, left) < OVERLAP * (max(high, right) - min(low, left)):
+                return [
+                    f"values lie between {low:g} and {high:g} at {site} and between {left:g} and {right:g} at {other}: "
+                    "they may not be in the same units"
+                ]
+    return []
+
+
+def _of_spacing(prints: Prints) -> list[str]:
+    known = {site: one.spacing for site, one in prints.items() if one.spacing}
+    if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
+        return []
+    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    return [
+        f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
+        "number of pixels, so that the same structure has different sizes"
+    ]
+
+
+def _tables(prints: Prints) -> dict[str, TableFingerprint]:
+    return {site: one.table for site, one in prints.items() if one.table is not None}
+
+
+def _channels(prints: Prints) -> Choice | None:
+    known = {site: one for site, one in prints.items() if one.mean is not None}
+    if not known:
+        return None
+    coloured = [site for site, one in known.items() if one.coloured]
+    if coloured:
+        return Choice("task.channels", 3, f"images of {_some(coloured)} have colours")
+    return Choice("task.channels", 1, "images of every site are grey")
+
+
+def _size(prints: Prints) -> Choice | None:
+    edges = {site: max(one.height, one.width) for site, one in prints.items() if one.height and one.width}
+    if not edges:
+        return None
+    usual = median(edges.values())
+    size = int(min(max(round(usual / MULTIPLE) * MULTIPLE, SMALLEST), LARGEST))
+    reason = f"the sites' images have {_range(sorted(edges.values()))} pixels on the longer edge (median at each site)"
+    return Choice("task.size", size, f"{reason}; at most {LARGEST} without being asked" if usual > LARGEST else reason)
+
+
+def _scaling(prints: Prints) -> list[Choice]:
+    """Mean and spread that every site counts for equally: the largest one's scanner is not everybody's."""
+    known = [one for one in prints.values() if one.mean and one.std]
+    if not known:
+        return []
+    window, chosen = _window(known)
+    channels = max(len(one.mean or ()) for one in known)
+    means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
+    spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
+    if window is not None:
+        means, spreads = _in_window(known, window)
+    centre = [_mean(found) for found in means]
+    # The spread of the sites' images together: within sites, and of the sites' means.
+    whole = [
+        math.sqrt(max(_mean([s**2 + m**2 for s, m in zip(stds, found)]) - middle**2, 0.0))
+        for stds, found, middle in zip(spreads, means, centre)
+    ]
+    reason = f"of the training images' pixels on [0, 1], {len(known)} sites counting alike"
+    return [
+        *chosen,
+        Choice("task.mean", _listed(centre), f"mean {reason}"),
+        Choice("task.std", _listed([max(value, LEAST_STD) for value in whole]), f"spread {reason}"),
+    ]
+
+
+def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, list[Choice]]:
+    """Ends of the window that all sites' values are scaled by; None unless those of every site are measured.
+
+    Of CT the shortest interval with ``MOSTLY`` of what is no air, and half of its length on either side: that is where
+    the tissue is that images are of. Of anything else nearly all values. Sites count alike.
+    """
+    if any(one.values is None for one in known):
+        return None, []
+    values = np.sort(np.concatenate([one.values or [] for one in known]))
+    tissue = values[values > AIR]
+    if values[0] <= AIR and len(tissue) > len(known):
+        n = math.ceil(MOSTLY * len(tissue))
+        starts, ends = tissue[: len(tissue) - n + 1], tissue[n - 1 :]
+        k = int(np.argmin(ends - starts))
+        low, high = float(starts[k]), float(ends[k])
+        margin = max((high - low) / 2, (NARROWEST - (high - low)) / 2)
+        low, high = max(low - margin, AIR - margin), high + margin
+        reason = f"most of what is no air, and a margin, lies between {low:.4g} and {high:.4g} Hounsfield units"
+    else:
+        low, high = float(values[0]), float(values[-1])
+        reason = f"the sites' values lie between {low:.4g} and {high:.4g}"
+    step = 10.0 ** (math.floor(math.log10(high - low)) - 1)
+    low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
+    text = f"{(low + high) / 2:.6g},{high - low:.6g}"
+    return (low, high), [Choice("task.window", text, f"{reason}; what lies outside counts as the nearer end")]
+
+
+def _in_window(
+    known: Sequence[Fingerprint], window: tuple[float, float]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Mean and spread of each site's values once they are scaled by the window, [[site, ...]] of one channel."""
+    scaled = [np.clip((np.array(one.values) - window[0]) / (window[1] - window[0]), 0, 1) for one in known]
+    return [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
+
+
+def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
+    """Batch, local steps and rounds, from a usual site: a batch is never larger than the site that it is of."""
+    what = f"{FORMS[kind].example}s"
+    usual, classes = median(one.n_train for one in prints.values()), max(one.classes for one in prints.values())
+    fits = 2 ** int(math.log2(max(usual / effort.batches, 1)))
+    batch = min(max(fits, effort.smallest, _power_above(classes)), effort.largest)
+    batch = min(max(batch, _power_above(usual / effort.most_steps)), LARGEST_BATCH)
+    steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
+    rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
+    least, most = effort.fewest_steps, effort.most_steps
+    own = [min(max(math.ceil(one.n_train / batch), least), most) for one in prints.values()]
+    return [
+        Choice(
+            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; a smaller one takes what it has"
+        ),
+        Choice("train.epochs", 1, f"a round is one pass over a site's own {what}, {_range(sorted(own))} steps here"),
+        Choice("train.fewest_steps", least, f"a pass over few {what} is drawn out to so many steps"),
+        Choice("train.most_steps", most, "a longer pass goes on in the next round"),
+        Choice("train.rounds", rounds, f"{steps * rounds} steps at a usual site, {effort.steps} or more are usual"),
+    ]
+
+
+def _of_table(prints: Prints) -> tuple[list[Choice], bool]:
+    """Levels and scaling that the sites agree on; and a linear model with a penalty that suits its number of weights,
+    by plain steps that cannot diverge, unless validation asks for a network.
+
+    A penalty of p / (2 n) on the mean loss is a prior under which the logit of p standardised inputs has a spread of
+    about 1. Their curvature is at most p / 2, so that plain steps are safe below a rate of 4 / p.
+
+    Returns:
+        The choices, and whether the model is linear.
+    """
+    tables = _tables(prints)
+    if not tables:
+        return [], False
+    found = [Choice(*one) for one in agreed(tables)]
+    p, n = max(inputs(tables), 1), sum(one.n_train for one in prints.values())
+    gains = [one.network_gain for one in prints.values() if one.network_gain is not None]
+    if gains and _mean(gains) >= GAIN and 2 * sum(gain > 0 for gain in gains) > len(gains):
+        shown = f"{_mean(gains):.3f} on average over {_sites(len(gains))}"
+        text = f"a network's validation log loss is below a linear model's by {shown}"
+        return [*found, Choice("task.model", "mlp", text)], False
+    said = (
+        f"over {_sites(len(gains))} a network's validation log loss is not {GAIN:g} below it" if gains else "few rows"
+    )
+    return [
+        *found,
+        Choice("task.model", "linear", said),
+        Choice("train.optimizer", "sgd", "plain steps lead a site no further away than its data do"),
+        Choice("train.momentum", 0.0, "of plain steps"),
+        Choice("train.lr", float(f"{min(FASTEST, REACH / p):.3g}"), f"{p} inputs move together in a step"),
+        Choice("train.weight_decay", float(f"{p / (2 * n):.3g}"), f"{p} inputs over 2 x {n} training rows"),
+    ], True
+
+
+def _sites(n: int) -> str:
+    return f"{n} site" + ("s" if n > 1 else "")
+
+
+def _power_above(value: float) -> int:
+    return int(2 ** math.ceil(math.log2(max(value, 1))))
+
+
+def _channel(values: Sequence[float] | None, k: int) -> float:
+    found = list(values or ())
+    return found[k] if k < len(found) else found[0]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.3f}" for value in values)
+
+
+def _some(sites: Sequence[str]) -> str:
+    return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{values[0]}" if values[0] == values[-1] else f"{values[0]} to {values[-1]}"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a site's data, found before a run: every finding names split and cause, none stops the search.
+
+The text of a finding is for the people at the site and may name files. What may leave the site is its level, code and
+split, and the band that its count lies in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fairflare.core.errors import DataError, MissingData
+from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
+from fairflare.core.types import Need
+from fairflare.data.grouping import Grouping
+from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
+from fairflare.data.readers.files import FileSplit
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
+from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.own import OwnData
+
+PATIENT = "patient_id"
+OFTEN = 50
+"""Files after which it is told how many have been read."""
+FEWEST = (
+    Need("train", 2, "nothing can be trained on fewer", both_classes=True),
+    Need("test", 1, "the report shows the results on it"),
+)
+"""What every method needs; one class alone to train on is more often a mistake than meant."""
+ONE_ANSWER = "a model learns to give everyone this answer (--accept one_class if that is meant)"
+FEW = {"train": 8, "val": 4, "test": 4}
+"""Examples of a split below which a site is warned, and welcome all the same."""
+
+
+def preflight(
+    task: Task,
+    site: str,
+    own: SiteConfig | None,
+    grouping: Grouping,
+    min_count: int | None,
+    needs: Sequence[Need] = (),
+    accepted: Collection[str] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[Finding], TensorData | None]:
+    """Every finding on the data of ``site``, errors first, and the data where there is no error.
+
+    Args:
+        task: what a run would train.
+        site: the site's name.
+        own: its configuration, if it has one.
+        grouping: the groups that a run would tell apart.
+        min_count: the fewest examples of a group whose numbers may leave; None: none leave.
+        needs: what the method needs of the data.
+        accepted: codes of errors that stop nothing, where they are no danger.
+        tell: called now and then with how many of the site's files have been read, and how many there are.
+    """
+    found: list[Finding] = []
+    data = None
+    try:
+        if isinstance(task, OwnData):
+            found += accept(_of_list(task, task.located(site, own)), accepted)
+        if not _broken(found):
+            data = task.local_data(site, own).grouped(grouping)
+            found += _of_files(data, tell)
+            classes = task.classes if task.kind.has_classes else ()
+            if not _broken(found) and isinstance(task, OwnData):
+                found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
+                found += _of_groups(data, grouping, min_count)
+            elif not _broken(found) and task.small_sites:
+                found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
+    except DataError as error:
+        found.append(Finding("error", error.code, "", 1, str(error)))
+    except MissingData as error:
+        found.append(Finding("error", "missing_file", "", 1, str(error)))
+    except ValueError as error:
+        found.append(Finding("error", "data", "", 1, str(error)))
+    return worst_first(found), None if _broken(found) else data
+
+
+def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
+    """Entry by entry: keys, classes, paths; then patients and attributes."""
+    path, root = Path(own.data_root, own.datalist), Path(own.data_root)
+    if task.build_data:
+        return
+    if unlabelled := task.unlabelled(own):
+        text = f"table {path.name}: {unlabelled} rows have no label and are left out"
+        yield Finding("warning", NO_LABEL, "", unlabelled, text)
+    if ".json" not in task.suffixes:
+        return
+    lists = read_lists(path)
+    if (n := len(lists["training"])) < FEWEST[0].least:
+        text = f"datalist {path.name}: training: expected at least {FEWEST[0].least} entries, got {n}"
+        yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
+    items: dict[str, list[Item]] = {}
+    for key, split in SPLITS.items():
+        masks, classes = task.kind.has_masks, task.classes
+        good, errors = checked_items(path.name, key, lists[key], root, masks=masks, classes=classes, links=own.links)
+        items[split] = good
+        yield from _summed(split, errors)
+    yield from _shared_patients(items)
+    for name in task.attributes:
+        missing = sum(not item.attributes.get(name) for item in items["train"])
+        if missing:
+            text = f"{name}: {missing} training examples do not say"
+            yield Finding("warning", "attribute", "train", missing, text)
+
+
+def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Finding]:
+    """Read every file once: what fits into the site's cache is not read again."""
+    splits = {name: split for name, split in data.splits.items() if isinstance(split, FileSplit)}
+    before, total = 0, sum(map(len, splits.values()))
+
+    def told(done: int) -> None:
+        if (before + done) % OFTEN == 0:
+            tell(before + done, total)
+
+    for name, split in splits.items():
+        yield from _summed(name, split.errors(told))
+        before += len(split)
+
+
+def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
+    """Patients whose images lie in two splits."""
+    patients = {
+        split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
+    }
+    for split, others in (("val", ("train",)), ("test", ("train", "val"))):
+        for other in others:
+            both = patients[split] & patients[other]
+            if both:
+                text = f"{len(both)} patients of the {split} split are in the {other} split too"
+                yield Finding("error", "patient_overlap", split, len(both), text)
+
+
+def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -> Iterator[Finding]:
+    """Sizes and classes of the splits: errors where someone needs more, else warnings."""
+    for split in SPLIT_NAMES:
+        n, asked = data.size(split), [need for need in needs if need.split == split]
+        unmet = max((need for need in asked if n < need.least), key=lambda need: need.least, default=None)
+        code = "few_examples" if n else "empty_split"
+        if unmet is not None:
+            text = f"{n} examples, at least {unmet.least} are needed: {unmet.reason}"
+            yield Finding("error", code, split, n, text)
+        elif n < FEW[split]:
+            yield Finding("warning", code, split, n, f"{n} examples: they say little")
+        if n and classes and len(torch.unique(data.splits[split].labels)) < 2:
+            reasons = [ONE_ANSWER if need in FEWEST else need.reason for need in asked if need.both_classes]
+            text = f"all {n} examples are of one class" + (f": {reasons[-1]}" if reasons else "")
+            yield Finding("error" if reasons else "warning", "one_class", split, n, text)
+
+
+def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Iterator[Finding]:
+    """Groups of which nothing will leave."""
+    if least is None and grouping.names:
+        text = f"min_count is not set: no number of the {len(grouping.names)} groups leaves"
+        yield Finding("warning", "no_min_count", "train", len(grouping.names), text)
+    small = [(name, n) for name, n in zip(grouping.names, data.group_counts.tolist()) if least and 0 < n < least]
+    for name, n in small:
+        text = f"group {name}: {n} training examples, fewer than min_count {least}: its numbers stay here"
+        yield Finding("warning", "small_group", "train", 1, text)  # one group; its size does not leave
+
+
+def _summed(split: str, errors: Sequence[DataError]) -> Iterator[Finding]:
+    """One finding for each code: how many there are, with the first one's text as the example."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for error in errors:
+        kinds[error.code].append(str(error))
+    for code, texts in kinds.items():
+        yield Finding("warning" if code == NO_LABEL else "error", code, split, len(texts), texts[0], example=True)
+
+
+def _broken(found: Sequence[Finding]) -> bool:
+    return any(f.level == "error" for f in found)
