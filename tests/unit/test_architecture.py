@@ -24,7 +24,6 @@ BELOW = {
     "aggregators": {"core", "functional"},
     "participation": {"core"},
     "server_optimizers": {"core"},
-    "methods": {"core"},
     "privacy": {"core", "functional"},
     "data": {"core", "functional", "privacy"},
     "networks": {"core", "data"},

@@ -22,8 +22,8 @@ from torch import Tensor
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
 from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Need, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.largest import at_least, whole_bounds
 
@@ -173,3 +173,21 @@ def _received(replies: Sequence[Reply], reputation: Mapping[str, float]) -> Weig
         return {}
     best, most = max(reputation.values()), max(r.n_examples for r in replies)
     return {r.site: reputation[r.site] / best * r.n_examples / most for r in replies}
+
+
+CFFL_PAPER = Paper(
+    authors="Lyu et al.",
+    title="Collaborative Fairness in Federated Learning",
+    venue="Federated Learning, LNCS 12500",
+    year=2020,
+    url="https://arxiv.org/abs/2008.12161",
+)
+
+method(
+    "cffl",
+    title="CFFL",
+    summary="A model per site; sites whose models do well at home download more of the others' updates.",
+    rule="cffl",
+    paper=CFFL_PAPER,
+    probes=("local-error",),
+)

@@ -21,8 +21,8 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares
 from fairflare.aggregators.own import from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.gram import gram
 from fairflare.functional.largest import at_least, layer_bounds
@@ -129,3 +129,20 @@ def _aggregated(model: StateDict, replies: Sequence[Reply], factors: Weights) ->
     """u over the trainable entries."""
     keys = [key for key in model if key in replies[0].trainable]
     return add_weighted({key: torch.zeros_like(model[key]) for key in keys}, replies, factors)
+
+
+CGSV_PAPER = Paper(
+    authors="Xu et al.",
+    title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
+    venue="NeurIPS",
+    year=2021,
+    url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
+)
+
+method(
+    "cgsv",
+    title="CGSV",
+    summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
+    rule="cgsv",
+    paper=CGSV_PAPER,
+)

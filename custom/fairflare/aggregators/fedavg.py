@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.aggregators.base import State, WeighingRule, example_shares, uniform
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, Weights
 
 
 @rule("fedavg")
@@ -28,3 +28,18 @@ class FedAvg(WeighingRule):
         if self.weighting == "uniform":
             return uniform([r.site for r in replies]), state
         return example_shares(replies), state
+
+
+method(
+    "fedavg",
+    title="FedAvg",
+    summary="Averages the sites' models by their number of examples: the baseline.",
+    rule="fedavg",
+    paper=Paper(
+        authors="McMahan et al.",
+        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        venue="AISTATS",
+        year=2017,
+        url="https://arxiv.org/abs/1602.05629",
+    ),
+)

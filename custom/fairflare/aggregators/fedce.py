@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.gram import novelty
 
 FLOOR = 1e-6
@@ -164,3 +164,22 @@ def _appended(running: Mapping[str, float] | None, value: float) -> dict[str, fl
 
 def _mean(running: Mapping[str, float]) -> float:
     return running["sum"] / running["count"]
+
+
+FEDCE = Paper(
+    authors="Jiang et al.",
+    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
+    venue="CVPR",
+    year=2023,
+    url="https://arxiv.org/abs/2303.16520",
+)
+
+method(
+    "fedce",
+    title="FedCE",
+    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
+    rule="fedce",
+    paper=FEDCE,
+    probes=("leave-one-out", "local-error"),
+    shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
+)

@@ -26,8 +26,8 @@ from fairflare.aggregators.base import (
     uniform,
 )
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.shapley import Coalition, coalitions, exact, prefixes, sampled
 
@@ -139,3 +139,22 @@ def _score(replies: Sequence[Reply], weights: Mapping[str, float], name: str) ->
     known = {r.site: 1 - r.scalars[name] for r in replies if name in r.scalars}
     total = sum(weights[site] for site in known)
     return sum(weights[site] * value for site, value in known.items()) / total if total > 0 else None
+
+
+FEDCE = Paper(
+    authors="Jiang et al.",
+    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
+    venue="CVPR",
+    year=2023,
+    url="https://arxiv.org/abs/2303.16520",
+)
+
+method(
+    "fedci",
+    title="FedCI",
+    summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
+    rule="fedci",
+    paper=FEDCE,
+    probes=("local-error", "coalition-error"),
+    shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
+)

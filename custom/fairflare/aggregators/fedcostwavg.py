@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, Weights
 from fairflare.core.validation import Range
 
 COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
@@ -70,3 +70,21 @@ class FedCostWAvg(SummedRule):
             return examples, cost
         fallen = (1 - newcomers) * ratio / max(sums[2], ratio)
         return self.alpha * examples + (1 - self.alpha) * fallen, cost
+
+
+PROBES = ("trained-loss", "local-error")
+
+method(
+    "fedcostwavg",
+    title="FedCostWAvg",
+    summary="Weighs sites by their number of examples and by how much their cost fell.",
+    rule="fedcostwavg",
+    paper=Paper(
+        authors="Maechler et al.",
+        title="FedCostWAvg: A New Averaging for Better Federated Learning",
+        venue="BrainLes",
+        year=2021,
+        url="https://arxiv.org/abs/2111.08649",
+    ),
+    probes=PROBES,
+)

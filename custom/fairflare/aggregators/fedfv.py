@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.gram import gram
 
@@ -123,3 +123,21 @@ def _without(vector: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.
 def _trained(reply: Reply) -> Mapping[str, Tensor]:
     """The trainable entries of an update, in memory of their own."""
     return {key: reply.update[key].clone() for key in sorted(reply.trainable & set(reply.update))}
+
+
+FEDFV = Paper(
+    authors="Wang et al.",
+    title="Federated Learning with Fair Averaging",
+    venue="IJCAI",
+    year=2021,
+    url="https://arxiv.org/abs/2104.14937",
+)
+
+method(
+    "fedfv",
+    title="FedFV",
+    summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
+    rule="fedfv",
+    paper=FEDFV,
+    probes=("group-loss",),
+)

@@ -25,8 +25,8 @@ import torch
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.blocks import BLOCK, blocks_of, square_of
 from fairflare.functional.consistency import Consistency
 
@@ -178,3 +178,20 @@ def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:
 
 def _trainable(reply: Reply) -> list[str]:
     return [key for key in reply.update if key in reply.trainable]
+
+
+FEDHEAL = Paper(
+    authors="Chen et al.",
+    title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
+    venue="CVPR",
+    year=2024,
+    url="https://arxiv.org/abs/2405.16585",
+)
+
+method(
+    "fedheal",
+    title="FedHEAL",
+    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
+    rule="fedheal",
+    paper=FEDHEAL,
+)

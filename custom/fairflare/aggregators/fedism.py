@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, Weights
 
 FLOOR = 1e-10
 """Sharpness below this counts as this: it can be negative at a tiny rho (the authors clip likewise)."""
@@ -138,3 +138,53 @@ def power_shares(
     }
     top = max(logs.values())
     return shares({site: math.exp(value - top) for site, value in logs.items()})
+
+
+FEDISM = Paper(
+    authors="Wu et al.",
+    title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
+    "Sharpness Matching",
+    venue="IJCAI",
+    year=2024,
+    url="https://arxiv.org/abs/2404.17805",
+)
+RADIUS = {
+    "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
+    "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
+}
+"""One search radius: the state of convergence is measured where the steps look."""
+REFERENCE = {"probe_transform": "train"}
+FEDISM_PLUS = Paper(
+    authors="Wu et al.",
+    title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
+    "Matching",
+    venue="arXiv",
+    year=2025,
+    url="https://arxiv.org/abs/2503.09587",
+)
+
+method(
+    "fedism",
+    title="FedISM",
+    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
+    rule="fedism",
+    paper=FEDISM,
+    trainer="gsam",
+    probes=("sharpness",),
+    settings={"rho_max": 0.05, "rho_tau": 0.0},
+    reference=REFERENCE,
+    shared=RADIUS,
+)
+
+method(
+    "fedism-plus",
+    title="FedISM+",
+    summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
+    rule="fedism",
+    paper=FEDISM_PLUS,
+    trainer="gsam",
+    probes=("sharpness",),
+    settings={"rho_max": 0.1, "rho_tau": 0.5},
+    reference=REFERENCE,
+    shared=RADIUS,
+)

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 
 LOW, HIGH = 1e-4, 0.99
 """Similarities are kept between these, so that no site has weight 0 in a layer (the authors' code)."""
@@ -105,3 +105,26 @@ def _averaged(layers: Mapping[str, tuple[list[str], Weights]], replies: Sequence
         size = sum(replies[0].update[key].numel() for key in keys)
         totals = {site: total + size * weights[site] for site, total in totals.items()}
     return shares(totals)
+
+
+FEDLWR = Paper(
+    authors="Yan et al.",
+    title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
+    venue="MICCAI",
+    year=2024,
+    url="https://arxiv.org/abs/2410.19765",
+)
+
+method(
+    "fedlwr",
+    title="Fed-LWR",
+    summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
+    rule="fedlwr",
+    paper=FEDLWR,
+    probes=("layer-similarity",),
+    shared={
+        "scope": ("rule.scope", "probe.layer-similarity.scope"),
+        "group": ("rule.group", "probe.layer-similarity.group"),
+    },
+    reference={"cka_split": "val", "cka_examples": 0, "keep_optimizer": True, "adam_beta2": 0.99},
+)

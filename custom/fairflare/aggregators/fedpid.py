@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
 COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
@@ -116,3 +116,37 @@ class FedPID(WeighingRule):
 def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateDict:
     """sum_j p_j w for weights that need not sum to 1."""
     return {key: total * value if key in trainable else value for key, value in model.items()}
+
+
+PROBES = ("trained-loss", "local-error")
+
+method(
+    "fedpidavg",
+    title="FedPIDAvg",
+    summary="Weighs sites by their size, the last fall of their cost and the sum of their last costs.",
+    rule="fedpid",
+    paper=Paper(
+        authors="Maechler et al.",
+        title="FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning",
+        venue="BrainLes",
+        year=2022,
+        url="https://arxiv.org/abs/2304.12117",
+    ),
+    probes=PROBES,
+)
+
+method(
+    "fedpid",
+    title="FedPID",
+    summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
+    rule="fedpid",
+    paper=Paper(
+        authors="Maechler et al.",
+        title="FedPID: An Aggregation Method for Federated Learning",
+        venue="arXiv",
+        year=2024,
+        url="https://arxiv.org/abs/2411.02152",
+    ),
+    probes=PROBES,
+    settings={"integral": "progress"},
+)

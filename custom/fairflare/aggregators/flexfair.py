@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, shares
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, StateDict, Training, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.variance import Cell, slope_of, variance_penalty
 
@@ -242,3 +242,20 @@ def _groups(replies: Sequence[Reply]) -> dict[str, Cell]:
                 before = cells.get(group, Cell(0.0, 0.0))
                 cells[group] = Cell(before.n + n, before.total + n * loss)
     return cells
+
+
+method(
+    "flexfair",
+    title="FlexFair",
+    summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
+    rule="flexfair",
+    trainer="weighted",
+    probes=("group-loss",),
+    paper=Paper(
+        authors="Xing et al.",
+        title="Achieving flexible fairness metrics in federated medical imaging",
+        venue="Nature Communications",
+        year=2025,
+        url="https://doi.org/10.1038/s41467-025-58549-0",
+    ),
+)

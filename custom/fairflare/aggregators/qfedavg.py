@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar
 from fairflare.aggregators.base import Outcome, Rule, State, add_scaled, shares
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, StateDict, Training
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, StateDict, Training
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
 
@@ -108,3 +108,21 @@ def _bounded(share: float, log_power: float) -> float:
 def _square(replies: Sequence[Reply], k: int) -> float:
     """||D_k||^2 over the parameters."""
     return sum(square_of(updates[k]) for key in sorted(replies[k].trainable) for _, updates in blocks_of(replies, key))
+
+
+QFFL = Paper(
+    authors="Li et al.",
+    title="Fair Resource Allocation in Federated Learning",
+    venue="ICLR",
+    year=2020,
+    url="https://arxiv.org/abs/1905.10497",
+)
+
+method(
+    "qfedavg",
+    title="q-FedAvg",
+    summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
+    rule="qfedavg",
+    paper=QFFL,
+    probes=("loss",),
+)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule
-from fairflare.core.registry import rule
-from fairflare.core.types import Info, Reply, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Info, Paper, Reply, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import of_largest, softmax
 
@@ -72,3 +72,22 @@ class QFFL(SummedRule):
 
     def _floored(self, loss: float) -> float:
         return loss + FLOOR if self.variant == "reference" else max(loss, FLOOR)
+
+
+QFFL_PAPER = Paper(
+    authors="Li et al.",
+    title="Fair Resource Allocation in Federated Learning",
+    venue="ICLR",
+    year=2020,
+    url="https://arxiv.org/abs/1905.10497",
+)
+
+method(
+    "qffl",
+    title="q-FFL (weights)",
+    summary="Weighs sites by their number of examples and their loss to the power q.",
+    rule="qffl",
+    paper=QFFL_PAPER,
+    probes=("loss",),
+    reference={"prior": "none"},
+)

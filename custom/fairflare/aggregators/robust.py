@@ -19,8 +19,8 @@ import torch
 from fairflare.aggregators.base import Outcome, State, add_weighted, shares
 from fairflare.aggregators.bounds import Combining
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
 from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
@@ -152,3 +152,43 @@ def _by_position(
     rest = add_weighted({key: value for key, value in model.items() if key not in after}, replies, prior)
     parts = part / size if size else p
     return {key: (after | rest)[key] for key in model}, dict(zip([r.site for r in replies], parts.tolist()))
+
+
+YIN = Paper(
+    authors="Yin et al.",
+    title="Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+    venue="ICML",
+    year=2018,
+    url="https://arxiv.org/abs/1803.01498",
+)
+KRUM = Paper(
+    authors="Blanchard et al.",
+    title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+    venue="NeurIPS",
+    year=2017,
+    url="https://arxiv.org/abs/1703.02757",
+)
+
+method(
+    "median",
+    title="Median",
+    summary="Takes the weighted median of the updates at each position; against a minority of wild sites.",
+    rule="median",
+    paper=YIN,
+)
+
+method(
+    "trimmed-mean",
+    title="Trimmed mean",
+    summary="Averages the updates at each position without the outermost share; against a few wild sites.",
+    rule="trimmed-mean",
+    paper=YIN,
+)
+
+method(
+    "multi-krum",
+    title="Multi-Krum",
+    summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
+    rule="multi-krum",
+    paper=KRUM,
+)

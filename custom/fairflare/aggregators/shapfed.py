@@ -32,8 +32,8 @@ from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
 from fairflare.core.notes import Note
-from fairflare.core.registry import rule
-from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
+from fairflare.core.registry import method, rule
+from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
 
@@ -200,3 +200,21 @@ def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -
         else value.clone()
         for key, value in shared.items()
     }
+
+
+SHAPFED = Paper(
+    authors="Tastan et al.",
+    title="Redefining Contributions: Shapley-Driven Federated Learning",
+    venue="IJCAI",
+    year=2024,
+    url="https://arxiv.org/abs/2406.00569",
+)
+
+method(
+    "shapfed",
+    title="ShapFed",
+    summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
+    rule="shapfed",
+    paper=SHAPFED,
+    probes=("held-classes",),
+)

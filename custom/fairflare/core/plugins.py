@@ -25,7 +25,7 @@ from fairflare.core.errors import UserError
 
 VARIABLE = "FAIRFLARE_PLUGINS"
 GROUP = "fairflare.plugins"
-ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers", "methods")
+ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers")
 Tables = Sequence[dict[str, Any]]
 
 _done: set[tuple[str, str]] = set()

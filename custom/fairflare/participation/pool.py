@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairflare.core.registry import selector
-from fairflare.core.types import Round
+from fairflare.core.registry import method, selector
+from fairflare.core.types import Paper, Round
 from fairflare.participation.base import Selector
 
 
@@ -28,3 +28,21 @@ class Pool(Selector):
     def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
         """The first of the sites."""
         return tuple(sites[:1])
+
+
+MCMAHAN = Paper(
+    authors="McMahan et al.",
+    title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    venue="AISTATS",
+    year=2017,
+    url="https://arxiv.org/abs/1602.05629",
+)
+
+method(
+    "pooled",
+    title="Pooled",
+    summary="One model trains on the training data of all sites; for public and simulated data alone.",
+    rule="fedavg",
+    selector="pool",
+    paper=MCMAHAN,
+)

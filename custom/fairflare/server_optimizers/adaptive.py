@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fairflare.core.registry import server_optimizer
-from fairflare.core.types import StateDict
+from fairflare.core.registry import method, server_optimizer
+from fairflare.core.types import Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.server_optimizers.base import ServerOptimizer, State
 
@@ -108,3 +108,26 @@ class Yogi(Adaptive):
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+REDDI = Paper(
+    authors="Reddi et al.",
+    title="Adaptive Federated Optimization",
+    venue="ICLR",
+    year=2021,
+    url="https://arxiv.org/abs/2003.00295",
+)
+
+for id, title, optimizer, how in (
+    ("fedadam", "FedAdam", "adam", "a moving average of squared updates"),
+    ("fedyogi", "FedYogi", "yogi", "an average of squared updates that changes slowly"),
+    ("fedadagrad", "FedAdagrad", "adagrad", "the sum of all squared updates"),
+):
+    method(
+        id,
+        title=title,
+        summary=f"FedAvg whose server scales every position of its step by {how}.",
+        paper=REDDI,
+        rule="fedavg",
+        server_optimizer=optimizer,
+    )

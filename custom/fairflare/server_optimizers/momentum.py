@@ -15,8 +15,8 @@ from typing import Annotated
 
 from torch import zeros_like
 
-from fairflare.core.registry import server_optimizer
-from fairflare.core.types import StateDict
+from fairflare.core.registry import method, server_optimizer
+from fairflare.core.types import Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.server_optimizers.base import ServerOptimizer, State
 
@@ -47,3 +47,21 @@ class Momentum(ServerOptimizer):
         before, share = state.get("m", {}), 1 - self.beta if self.damped else 1.0
         m = {key: self.beta * before.get(key, zeros_like(d)) + share * d for key, d in update.items()}
         return {key: self.lr * value for key, value in m.items()}, {"m": m}
+
+
+HSU = Paper(
+    authors="Hsu et al.",
+    title="Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+    venue="arXiv",
+    year=2019,
+    url="https://arxiv.org/abs/1909.06335",
+)
+
+method(
+    "fedavgm",
+    title="FedAvgM",
+    summary="FedAvg with momentum on the server: steps along the mean updates of all rounds so far.",
+    paper=HSU,
+    rule="fedavg",
+    server_optimizer="momentum",
+)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, LocalWork
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Cost, LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
 from fairflare.trainers.base import make_optimizer
@@ -83,3 +83,21 @@ class Ditto(PlainTrainer):
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
         if work.training.keep_optimizer and "optimizer" in work.scratch:
             work.memory[OPTIMIZER] = work.scratch["optimizer"].state_dict()
+
+
+DITTO = Paper(
+    authors="Li et al.",
+    title="Ditto: Fair and Robust Federated Learning Through Personalization",
+    venue="ICML",
+    year=2021,
+    url="https://arxiv.org/abs/2012.04221",
+)
+
+method(
+    "ditto",
+    title="Ditto",
+    summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
+    rule="fedavg",
+    trainer="ditto",
+    paper=DITTO,
+)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fairflare.core.errors import UserError
 from fairflare.core.layers import layers_of
-from fairflare.core.registry import trainer
-from fairflare.core.types import StateDict
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Paper, StateDict
 from fairflare.trainers.sgd import PlainTrainer
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -52,3 +52,37 @@ class SiloBN(FedBN):
             UserError: the model has no such layer.
         """
         return frozenset(key for key in super().personal_entries(model) if key.endswith(STATISTICS))
+
+
+FEDBN = Paper(
+    authors="Li et al.",
+    title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+    venue="ICLR",
+    year=2021,
+    url="https://arxiv.org/abs/2102.07623",
+)
+SILOBN = Paper(
+    authors="Andreux et al.",
+    title="Siloed Federated Learning for Multi-centric Histopathology Datasets",
+    venue="DART",
+    year=2020,
+    url="https://arxiv.org/abs/2008.07424",
+)
+
+method(
+    "fedbn",
+    title="FedBN",
+    summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
+    rule="fedavg",
+    trainer="fedbn",
+    paper=FEDBN,
+)
+
+method(
+    "silobn",
+    title="SiloBN",
+    summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
+    rule="fedavg",
+    trainer="silobn",
+    paper=SILOBN,
+)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fairflare.core.layers import parameters
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Info, LocalWork, Reply, StateDict, TensorSpec
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.trainers.base import ServerState, Trainer
 
@@ -134,3 +134,20 @@ def _moved(total: Tensor, drift: Tensor | None, here: int, known: int) -> Tensor
     """drift + 1/N sum over S of (D_k - drift), in the update's type or float32 if that is wider."""
     total = total.to(torch.promote_types(total.dtype, torch.float32))
     return total / known if drift is None else drift + (total - here * drift) / known
+
+
+method(
+    "feddyn",
+    title="FedDyn",
+    summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
+    rule="fedavg",
+    trainer="feddyn",
+    settings={"rule.weighting": "uniform"},
+    paper=Paper(
+        authors="Acar et al.",
+        title="Federated Learning Based on Dynamic Regularization",
+        venue="ICLR",
+        year=2021,
+        url="https://arxiv.org/abs/2111.04263",
+    ),
+)

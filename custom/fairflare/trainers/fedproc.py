@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Info, LocalWork, Offer, Reply, Round, StateDict, TensorSpec
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, Reply, Round, StateDict, TensorSpec
 from fairflare.functional.contrast import prototype_contrast
 from fairflare.functional.features import features_of, lacks_features
 from fairflare.trainers.base import ServerState
@@ -104,3 +104,19 @@ class FedProc(PlainTrainer):
             return 1.0
         stated = float(reply.tensors.get(COUNTS, {}).get(label, torch.zeros(())))
         return min(max(stated, 0.0), float(reply.n_examples))
+
+
+method(
+    "fedproc",
+    title="FedProc",
+    summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
+    rule="fedavg",
+    trainer="fedproc",
+    paper=Paper(
+        authors="Mu et al.",
+        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
+        venue="Future Generation Computer Systems",
+        year=2023,
+        url="https://arxiv.org/abs/2109.12273",
+    ),
+)

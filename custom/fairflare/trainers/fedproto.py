@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Reply, StateDict, TensorSpec
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
 from fairflare.privacy.counts import released
@@ -125,3 +125,21 @@ def _class_means(work: LocalWork) -> StateDict:
     batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
     means = class_means(work.network, batches, counts, work.device)
     return {str(c): mean for c, mean in means.items() if free[c]}
+
+
+FEDPROTO = Paper(
+    authors="Tan et al.",
+    title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+    venue="AAAI",
+    year=2022,
+    url="https://arxiv.org/abs/2105.00243",
+)
+
+method(
+    "fedproto",
+    title="FedProto",
+    summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
+    rule="fedavg",
+    trainer="fedproto",
+    paper=FEDPROTO,
+)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, LocalWork
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
 from fairflare.trainers.base import Trainer
@@ -41,3 +41,21 @@ class FedProx(Trainer):
         add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
         optimizer.step()
         return loss
+
+
+FEDPROX = Paper(
+    authors="Li et al.",
+    title="Federated Optimization in Heterogeneous Networks",
+    venue="MLSys",
+    year=2020,
+    url="https://arxiv.org/abs/1812.06127",
+)
+
+method(
+    "fedprox",
+    title="FedProx",
+    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
+    rule="fedavg",
+    trainer="fedprox",
+    paper=FEDPROX,
+)

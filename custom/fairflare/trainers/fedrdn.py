@@ -18,9 +18,20 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
+from fairflare.core.registry import method, trainer
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Info, LocalWork, Outline, Reply, SiteData, SplitName, StateDict, TensorSpec
+from fairflare.core.types import (
+    Batch,
+    Info,
+    LocalWork,
+    Outline,
+    Paper,
+    Reply,
+    SiteData,
+    SplitName,
+    StateDict,
+    TensorSpec,
+)
 from fairflare.functional.normalisation import LEAST_SD, Pair, Statistic, normalised_by, pair_of, renormalised
 from fairflare.trainers.base import ServerState
 from fairflare.trainers.sgd import PlainTrainer
@@ -189,3 +200,19 @@ def _usable(pair: Pair, own: Pair) -> bool:
     """Whether images stay within reach: what a site sends reaches every other one's training."""
     factor, shift = own.sd / pair.sd, (own.mean - pair.mean) / pair.sd
     return len(pair.mean) == len(own.mean) and bool(((factor <= FARTHEST) & (shift.abs() <= FARTHEST)).all())
+
+
+method(
+    "fedrdn",
+    title="FedRDN",
+    summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
+    rule="fedavg",
+    trainer="fedrdn",
+    paper=Paper(
+        authors="Yan et al.",
+        title="A Simple Data Augmentation for Feature Distribution Skewed Federated Learning",
+        venue="CVPR",
+        year=2025,
+        url="https://arxiv.org/abs/2306.09363",
+    ),
+)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Offer, StateDict
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Cost, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.contrast import model_contrast
 from fairflare.functional.features import features_of, lacks_features
@@ -88,3 +88,19 @@ def _features(network: nn.Module, inputs: Tensor) -> Tensor:
     with features_of(network) as found:
         network(inputs)
     return found[-1]
+
+
+method(
+    "moon",
+    title="MOON",
+    summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
+    rule="fedavg",
+    trainer="moon",
+    paper=Paper(
+        authors="Li et al.",
+        title="Model-Contrastive Federated Learning",
+        venue="CVPR",
+        year=2021,
+        url="https://arxiv.org/abs/2103.16257",
+    ),
+)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, zeros_like
 
 from fairflare.core.objectives import Objective
-from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Info, LocalWork, Reply, StateDict, TensorSpec, Training
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
 from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
 from fairflare.trainers.base import ServerState, Trainer
 
@@ -114,3 +114,23 @@ class Scaffold(Trainer):
 def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
     """``found`` on the device, zero for parameters that it lacks."""
     return {k: found[k].to(p) if k in found else zeros_like(p) for k, p in work.network.named_parameters()}
+
+
+SCAFFOLD = Paper(
+    authors="Karimireddy et al.",
+    title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+    venue="ICML",
+    year=2020,
+    url="https://arxiv.org/abs/1910.06378",
+)
+
+method(
+    "scaffold",
+    title="SCAFFOLD",
+    summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
+    rule="fedavg",
+    trainer="scaffold",
+    settings={"weighting": "uniform"},
+    shared={"weighting": ("rule.weighting", "trainer.weighting")},
+    paper=SCAFFOLD,
+)
