@@ -100,6 +100,16 @@ def test_imports_respect_the_walls(path):
             assert target.split(".")[1] in allowed, f"{here}/{path.name} imports {name}"
 
 
+def test_the_round_knows_no_configuration_and_no_data():
+    """``engine`` without its ``setup`` runs on what it is given: no reader, network, task or configuration file."""
+    above = {"data", "networks", "tasks"}
+    for path in (PACKAGE / "engine").rglob("*.py"):
+        if "setup" not in path.relative_to(PACKAGE).parts:
+            found = {module_of(name, MODULES) or "" for name in imports(path)}
+            assert not {m for m in found if m.split(".")[1:2] and m.split(".")[1] in above}, path.name
+            assert not any(m.startswith("fairflare.engine.setup") for m in found), path.name
+
+
 def test_modules_import_each_other_in_no_circle():
     graph = {
         name: {m for n in imports(path) if (m := module_of(n, MODULES)) and m != name} for name, path in MODULES.items()

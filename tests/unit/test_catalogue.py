@@ -83,7 +83,7 @@ def test_a_file_that_changed_came_or_went_is_noticed(tmp_path, monkeypatch):
     assert not catalogue.is_current(package, known)
     (package / "datasets" / "new.py").unlink()
     assert catalogue.is_current(package, known)
-    (package / "methods" / "fedavg.py").unlink()
+    (package / "trainers" / "ditto.py").unlink()
     assert not catalogue.is_current(package, known)
     assert not catalogue.is_current(package, {})
 

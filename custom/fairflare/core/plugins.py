@@ -9,6 +9,7 @@ in the group ``fairflare.plugins``, each of which names a module to import.
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import pkgutil
@@ -26,8 +27,29 @@ from fairflare.core.errors import UserError
 VARIABLE = "FAIRFLARE_PLUGINS"
 GROUP = "fairflare.plugins"
 ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers")
+MOVED = {
+    "fairflare.rules": "fairflare.aggregators",
+    "fairflare.rules.base": "fairflare.aggregators.base",
+    "fairflare.selectors": "fairflare.participation",
+    "fairflare.selectors.base": "fairflare.participation.base",
+    "fairflare.clinic": "fairflare.tasks",
+    "fairflare.clinic.base": "fairflare.tasks.base",
+}
+"""What plugins written for 0.1 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]
 
+
+class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the module of today for a name in ``MOVED``; before the path's finder, which would load a second copy."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
+
+
+sys.meta_path.insert(0, _Moved())
 _done: set[tuple[str, str]] = set()
 """Plugins that have been imported without an error."""
 _in_rooms: list[str] = []

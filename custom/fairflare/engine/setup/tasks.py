@@ -8,8 +8,9 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
+from typing import TypeVar
 
 from fairflare.core import metric, plugins, registry
 from fairflare.core.errors import UserError
@@ -18,6 +19,7 @@ from fairflare.core.suggest import unlisted
 from fairflare.core.validation import shown
 from fairflare.tasks.base import Task
 
+T = TypeVar("T")
 ROOMS = ("fairflare.tasks.own", "fairflare.datasets")
 ALIASES = {"sites": "n_sites"}
 """Short option names, as the command line has them."""
@@ -101,7 +103,7 @@ def known(name: str) -> type[Task]:
     return _known("task", name, every())
 
 
-def _known(kind: str, name: str, table):
+def _known(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise UserError(unlisted(f"{kind}:", name, table))
     return table[name]
