@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from fairflare.core.workers import start_method, usable_cores
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import AUDIT
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fairflare.engine import loop
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from fairflare.core.errors import UserError
 from fairflare.engine import state
-from fairflare.engine.audit import GENESIS, entry_hash, state_hash
+from fairflare.engine.audit import GENESIS, entry_hash
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import state_hash
 from fairflare.report.write import verify_run
 from run_folders import call, make_folders
 

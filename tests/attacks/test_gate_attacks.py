@@ -14,9 +14,10 @@ from fairflare.core.types import Reply
 from fairflare.core.versions import all_versions
 from fairflare.engine.aggregation.secure import Secure
 from fairflare.engine.aggregation.server_sums import Summed
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated site whose process is killed is named on the screen within 15 seconds, and no site of a whole run is."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -42,9 +43,10 @@ class Said:
 def client(child, site):
     """The process of ``site``; None while there is none."""
     for process in psutil.Process(child.pid).children(recursive=True):
-        words = process.cmdline()
-        if WORKER in words and site in words:
-            return process
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            words = process.cmdline()
+            if WORKER in words and site in words:
+                return process
     return None
 
 
@@ -73,6 +75,7 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
     said, log = Said(child), tmp_path / "run" / "audit.jsonl"
     try:
         wait_for(lambda: log.is_file() and '"event": "round"' in log.read_text(), child)
+        wait_for(lambda: client(child, "site-2"), child)
         client(child, "site-2").kill()
         killed, before = time.monotonic(), log.read_text().count('"event": "round"')
         wait_for(lambda: said.of(ENDED), child, WITHIN)

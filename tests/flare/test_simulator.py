@@ -14,8 +14,9 @@ from faulty_trainer import SECRET
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names

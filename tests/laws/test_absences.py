@@ -7,7 +7,8 @@ import pytest
 
 from cases import each
 from fairflare.core import registry
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names

@@ -16,7 +16,8 @@ from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.robust import Median
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from helpers import initial_model, make_federation
 

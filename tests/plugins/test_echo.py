@@ -9,7 +9,8 @@ import torch
 from fairflare.app.describe import leaving_rows
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names

@@ -9,8 +9,8 @@ import pytest
 
 from fairflare.app.after import take_step
 from fairflare.app.cli import main
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.site import Site
 from run_folders import Dies, call, entries_of, put_entries
 

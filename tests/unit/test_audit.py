@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.engine.audit import GENESIS, AuditLog, entry_hash, model_hash, read, verify
+from fairflare.engine.audit import GENESIS, AuditLog, entry_hash, read, verify
+from fairflare.engine.hashes import model_hash
 
 
 @pytest.fixture

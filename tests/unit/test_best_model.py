@@ -10,9 +10,10 @@ from cases import each
 from fairflare.app.cli import main
 from fairflare.core.errors import UserError
 from fairflare.engine import best, loop
-from fairflare.engine.audit import AuditLog, model_hash, verify
+from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.best import Candidate, Choice
 from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.model_files import ModelFiles

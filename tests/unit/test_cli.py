@@ -84,7 +84,7 @@ def test_a_run_folder_holds_what_was_promised(finished):
 
 
 def test_the_config_repeats_the_run(finished, tmp_path):
-    from fairflare.engine.audit import model_hash
+    from fairflare.engine.hashes import model_hash
     from fairflare.engine.setup.config import RunConfig
     from fairflare.engine.setup.local import run_local
 

@@ -10,8 +10,9 @@ import torch
 from fairflare.aggregators.base import add_weighted, example_shares
 from fairflare.aggregators.fedci import FedCI, label
 from fairflare.core.types import Info, Outline, Reply, Round
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.gate import Gate
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.probes.coalition_error import CoalitionError

@@ -10,8 +10,8 @@ import torch
 
 import fairflare
 from fairflare.app import earlier
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import read_model, read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from run_folders import Dies, call, edit_bytes, files, make_folders
 

@@ -9,7 +9,8 @@ from cases import each
 from fairflare.app.runs import cautions
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.attendance import Participation
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.messages import Answer
 from fairflare.engine.setup.config import RunConfig, make_config

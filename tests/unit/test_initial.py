@@ -11,8 +11,9 @@ from torch import nn
 
 from fairflare.app.cli import main
 from fairflare.core.errors import UserError
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup import initial
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.initial import VARIABLE, named, start_from, tensors_of, unwrapped

@@ -2,8 +2,10 @@
 """``MANIFEST.json`` and ``fairflare inspect``: what a job runs, and that nobody has changed it."""
 
 import json
+import py_compile
 import shutil
 import sys
+from py_compile import PycInvalidationMode
 
 import pytest
 
@@ -124,11 +126,32 @@ def test_a_manifest_is_read_as_strictly_as_it_is_written(lines, job):
 def test_what_python_compiles_and_what_flare_signs_is_no_change(job):
     package = job / APP / "custom" / "fairflare"
     (package / "__pycache__").mkdir()
-    (package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")
+    py_compile.compile(str(package / "__init__.py"), invalidation_mode=PycInvalidationMode.TIMESTAMP)
     for folder in (package, package.parent, package / "core"):
         (folder / ".__nvfl_sig.json").write_text("{}")
     manifest.check_code(job / APP)
     assert sha256_of(package) == package_sha256()
+    with pytest.raises(DataError, match="expected nothing compiled in a job, got 'fairflare/__pycache__'"):
+        manifest.check_code(job / APP, fresh=True)
+
+
+HASHED = (PycInvalidationMode.UNCHECKED_HASH, PycInvalidationMode.CHECKED_HASH)
+
+
+@pytest.mark.parametrize("mode", HASHED)
+def test_a_compiled_file_that_python_takes_unasked_is_code(mode, job):
+    """Its source is as listed, and Python would run what lies beside it (PEP 552)."""
+    source = job / APP / "custom" / "fairflare" / "__init__.py"
+    py_compile.compile(str(source), invalidation_mode=mode)
+    with pytest.raises(DataError, match=r"__init__.*pyc' is not listed in"):
+        manifest.check_code(job / APP)
+
+
+def test_a_compiled_module_without_source_is_code(job):
+    """It would stand for an installed module of its name."""
+    (job / APP / "custom" / "numpy.pyc").write_bytes(b"")
+    with pytest.raises(DataError, match="'numpy.pyc' is not listed in"):
+        manifest.check_code(job / APP)
 
 
 def test_a_manifest_lists_both_sides_and_the_user_s_own_files(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
 from fairflare.engine import loop
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.state import load_checkpoint, save_checkpoint
 from helpers import TRAINING, initial_model, make_federation, make_sites

@@ -8,8 +8,9 @@ import pytest
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.logged_files import memory_hash
 from fairflare.engine.state import load_checkpoint, save_tensors

@@ -12,8 +12,9 @@ import pytest
 from cases import each
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine import loop, unscored
-from fairflare.engine.audit import AuditLog, model_hash, verify
+from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_history
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.scoring import Backlog, Beside

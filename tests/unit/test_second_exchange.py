@@ -12,9 +12,10 @@ from fairflare.aggregators.base import add_weighted, uniform
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Outline
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.memory import SiteMemory

@@ -16,7 +16,7 @@ from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned
 from fairflare.core.types import Paper
-from fairflare.engine.audit import model_hash
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.method_parts import default_parts

@@ -13,8 +13,9 @@ from fairflare.core.lazy_tensors import Entries, Stored
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine import loop
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.disk_buffer import Spooled
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.method_parts import default_parts
 from helpers import initial_model, make_federation, make_sites

@@ -11,7 +11,8 @@ from cases import each
 from fairflare.app import runs
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
-from fairflare.engine.audit import AuditLog, model_hash
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts

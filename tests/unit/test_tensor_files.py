@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from fairflare.core import tensor_files
 from fairflare.core.errors import UserError
 from fairflare.core.tensor_files import DTYPES, read, read_with_header, write
-from fairflare.engine.audit import state_hash
+from fairflare.engine.hashes import state_hash
 
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5))
 TENSOR = st.builds(

@@ -20,8 +20,9 @@ from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
 from fairflare.engine import in_workers
-from fairflare.engine.audit import model_hash, verify
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_workers import InWorkers, shares
 from fairflare.engine.messages import Instruction
 from fairflare.engine.setup import local

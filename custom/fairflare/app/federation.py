@@ -270,7 +270,7 @@ class Federation:
     @property
     def model_sha256(self) -> str:
         """The final model's hash, as the audit log has it: equal hashes are equal bits."""
-        from fairflare.engine.audit import model_hash
+        from fairflare.engine.hashes import model_hash
 
         return model_hash(self.state_dict())
 

@@ -21,6 +21,7 @@ CUSTOM = "custom"
 """FLARE's folder for the code of an app."""
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 """Files that FLARE puts into every folder of a job when it is submitted."""
+COMPILED = "__pycache__"
 FORMAT = 1
 LARGEST = 1 << 22
 """Bytes of a manifest."""
@@ -38,13 +39,24 @@ def code_of(app: Path) -> Iterator[tuple[str, Path]]:
         name = path.relative_to(custom).as_posix()
         if path.is_symlink():
             raise DataError("code", f"{NAME}: expected files, got a link: {shown(name)}")
-        if path.is_file() and is_code(path):
+        if path.is_file() and path.name not in SIGNATURES and not _is_cache(path):
             yield name, path
 
 
 def is_code(path: Path) -> bool:
-    """Whether a file came with the code: neither compiled by Python nor a signature of FLARE's."""
+    """Whether a file of an installed package is its code: neither compiled by Python nor a signature of FLARE's."""
     return "__pycache__" not in path.parts and path.suffix != ".pyc" and path.name not in SIGNATURES
+
+
+def _is_cache(path: Path) -> bool:
+    """Whether Python compiled this file while the job ran: it holds such a file against its source's time and size.
+
+    Compiled files that it would run in place of their source, or without one, are code like any other (PEP 552).
+    """
+    if path.parent.name != COMPILED or path.suffix != ".pyc":
+        return False
+    with path.open("rb") as file:
+        return file.read(8)[4:] == bytes(4)
 
 
 def entry_of(path: Path) -> dict[str, Any]:
@@ -114,7 +126,17 @@ def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
     return ""
 
 
-def check_code(app: Path) -> None:
-    """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists."""
-    if (app / CUSTOM).is_dir() and (wrong := mismatch(app, read_manifest(app))):
+def check_code(app: Path, *, fresh: bool = False) -> None:
+    """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists.
+
+    Args:
+        app: the folder.
+        fresh: whether nothing of it has run yet, so that Python has compiled nothing there.
+    """
+    if not (app / CUSTOM).is_dir():
+        return
+    if fresh and (compiled := next((app / CUSTOM).rglob(COMPILED), None)):
+        where = shown(f"{compiled.parent.name}/{COMPILED}")
+        raise DataError("code", f"{NAME}: expected nothing compiled in a job, got {where}")
+    if wrong := mismatch(app, read_manifest(app)):
         raise DataError("code", wrong)

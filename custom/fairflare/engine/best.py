@@ -16,9 +16,9 @@ from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import PERSONAL, StateDict
-from fairflare.engine.audit import model_hash
 from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, SUFFIX, is_there, read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.model_files import ModelFiles, number_of
 from fairflare.engine.state import save_tensors
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.engine.audit import model_hash, state_hash
 from fairflare.engine.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model, refuse_earlier
+from fairflare.engine.hashes import model_hash, state_hash
 from fairflare.engine.history import RunHistory
 from fairflare.engine.log_lines import alike
 from fairflare.engine.state import Checkpoint, load_checkpoint

@@ -23,7 +23,7 @@ from fairflare.engine.after.server import After
 from fairflare.engine.aggregation.base import Aggregation, Trained
 from fairflare.engine.aggregation.plain import Plain
 from fairflare.engine.attendance import Participation
-from fairflare.engine.audit import AuditLog, model_hash
+from fairflare.engine.audit import AuditLog
 from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent
@@ -32,6 +32,7 @@ from fairflare.engine.disk_buffer import Spooled
 from fairflare.engine.entries import by_site, round_entry, too_few
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory, last_counted, read_history
 from fairflare.engine.log_lines import COMPLETED, FORMAT
 from fairflare.engine.logged_files import left_behind, read_final, read_standing

@@ -24,11 +24,11 @@ from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.after.site import AfterAtSite
 from fairflare.engine.aggregation.base import SitePart
 from fairflare.engine.aggregation.plain import PlainAtSite
-from fairflare.engine.audit import model_hash
 from fairflare.engine.benefit.alone import Alone
 from fairflare.engine.benefit.measured import ROUNDS, Pair, measured
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, predict, results
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.intervals import over_patients
 from fairflare.engine.memory import SiteMemory, is_finite

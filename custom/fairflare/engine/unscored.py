@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import AUDIT, SUFFIX, UNSCORED, is_there, read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory
 from fairflare.engine.model_files import ModelFiles, number_of
 

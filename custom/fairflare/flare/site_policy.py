@@ -110,7 +110,7 @@ def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
     _check_filters(content, executor, tasks_of)
     _check_classes(content, executor, policy, (app / "custom").exists())
     check_config(executor, policy, homes)
-    check_code(app)
+    check_code(app, fresh=True)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.logged_files import read_final, read_standing
 from fairflare.engine.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.engine.setup.config import RunConfig

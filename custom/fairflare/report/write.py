@@ -28,6 +28,7 @@ from fairflare.engine.files import (
     read_bytes,
     read_json,
 )
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory, read_history
 from fairflare.engine.log_lines import REPORT as RECORD
 from fairflare.engine.log_lines import alike, events
@@ -287,7 +288,7 @@ def _logged_model(folder: Path, run_history: RunHistory) -> str:
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if final is None and standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
-    return audit.model_hash(final or standing.model)  # type: ignore[union-attr]  # one of them is there
+    return model_hash(final or standing.model)  # type: ignore[union-attr]  # one of them is there
 
 
 def _check_head(entries: Sequence[Mapping[str, Any]], head: str) -> None:

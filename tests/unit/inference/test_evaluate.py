@@ -344,8 +344,8 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
     config = server["workflows"][0]["args"]["config"]
     assert config["evaluation"] is True and config["options"]["site_names"] == "harbour,hill"
     assert config["options"]["datalists"] == "" and str(tables) not in json.dumps(server)
-    from fairflare.engine.audit import model_hash
     from fairflare.engine.files import read_model
+    from fairflare.engine.hashes import model_hash
 
     assert model_hash(read_model(job / "app_server/config/initial.safetensors")) == config["init_from"]
     assert config["init_from"] == model_hash(read_model(table_run / "model.safetensors"))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fairflare.aggregators.base import SummedRule
 from fairflare.core.schema import MASKED, Answer, Instruction, first_with_secure_sums, rest_with_secure_sums
 from fairflare.core.types import Number, StateDict
-from fairflare.engine.audit import model_hash
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
 from fairflare.privacy.secure_sum.keys import PairwiseKeys

@@ -13,8 +13,8 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round, StateDict
 from fairflare.core.versions import all_versions
 from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.audit import model_hash
 from fairflare.engine.entries import by_site
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import forget
 from fairflare.engine.messages import Instruction, Transport
 from fairflare.engine.preflight import inspect_preflight, refusal

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import SHA256, shown
-from fairflare.engine.audit import model_hash
 from fairflare.engine.files import (
     AUDIT,
     CONFIG,
@@ -35,6 +34,7 @@ from fairflare.engine.files import (
     is_file,
     read_tensors,
 )
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.state import save_tensors
 
