@@ -88,6 +88,7 @@ OF_EVERY_METHOD = (
 def test_it_is_under_the_contract_tests(environment):
     files = [f"tests/laws/test_{name}.py" for name in ("laws", "faults", "absences", "product")]
     command = [sys.executable, "-m", "pytest", *files, "--only", "loss-share", "-v", "-p", "no:xdist"]
+    environment = {key: value for key, value in environment.items() if key != "PYTEST_ADDOPTS"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
     assert all(f"{name} PASSED" in done.stdout for name in OF_EVERY_METHOD), done.stdout[-4000:]
