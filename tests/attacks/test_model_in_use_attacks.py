@@ -138,7 +138,7 @@ def test_no_text_of_a_run_is_a_reference_in_its_bundle(name, place):
 
 
 def test_no_argument_of_a_network_names_what_is_called():
-    _check_plain({"network_def": {"_target_": "scripts.networks.rebuilt", "sizes": [3], "norm": "group"}}, targets=True)
+    _check_plain({"network_def": {"_target_": "scripts.builtin.rebuilt", "sizes": [3], "norm": "group"}}, targets=True)
     for args in ({"_target_": "os.system"}, {"act": {"_target_": "os.system"}}, {"act": [{"_requires_": "x"}]}):
         with pytest.raises(UserError, match="no name that begins with _"):
             _check_plain(args)

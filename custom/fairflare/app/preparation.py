@@ -16,7 +16,7 @@ from fairflare.engine.setup import tasks
 def prepare_dataset(
     dataset: str, source: Path, dest: Path, values: Mapping[str, Any], progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``clinic.prepare``.
+    """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``tasks.prepare``.
 
     Raises:
         UserError: no such data set, a bad option, missing files, or a folder that cannot be written.

@@ -41,7 +41,7 @@ class Metric:
     """A number that says how well a model does on a set of cases.
 
     ``value``, ``each`` or ``weighted`` computes it from the cases as the task's kind makes them of outputs and targets
-    (``clinic.kind.Cases``); one of them is enough. None, or nan under a resample, means "not defined here".
+    (``tasks.kind.Cases``); one of them is enough. None, or nan under a resample, means "not defined here".
 
     Attributes:
         name: in answers, logs and files.

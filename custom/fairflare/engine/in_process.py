@@ -14,7 +14,7 @@ class InProcess:
 
     Another way to have the sites of a run do their work is another class with these two methods: ``InWorkers`` keeps
     them in worker processes. It yields each answer as soon as it is there, in any order: nothing in the loop may depend
-    on the order. ``build.local.LocalSites`` chooses between them.
+    on the order. ``engine.setup.local.LocalSites`` chooses between them.
     """
 
     def __init__(self, sites: Mapping[str, Site]) -> None:

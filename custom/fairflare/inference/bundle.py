@@ -97,7 +97,7 @@ def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
         own = [] if dotted.startswith("monai.") else [f"the network needs your module {dotted.partition('.')[0]}"]
         _check_plain(args)
         return {"_target_": dotted, **args}, own
-    return {"_target_": "scripts.networks.rebuilt", "name": made["name"], "sizes": made["sizes"], **made["options"]}, []
+    return {"_target_": "scripts.builtin.rebuilt", "name": made["name"], "sizes": made["sizes"], **made["options"]}, []
 
 
 def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> dict[str, Any]:

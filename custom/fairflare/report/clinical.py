@@ -21,7 +21,7 @@ Numbers = Mapping[str, float]
 MEANS = ("brier", "calibration", "ece", "intercept", "slope")
 BEFORE, AFTER = "before", "after"
 FAR = 6.0
-"""Beyond it recalibration limits logits, see ``federation.after.recalibrate``."""
+"""Beyond it recalibration limits logits, see ``engine.after.recalibrate``."""
 LEAST_CLASSES = 2
 
 

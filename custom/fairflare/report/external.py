@@ -111,7 +111,7 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
 
 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
-    """The run's model beside the hospital's own, from ``federation.benefit.measured``.
+    """The run's model beside the hospital's own, from ``engine.benefit.measured``.
 
     Args:
         numbers: what that has returned.

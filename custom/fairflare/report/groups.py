@@ -71,7 +71,7 @@ def split_name(name: str, keys: Sequence[str], classes: Sequence[str]) -> tuple[
     """The class and the attributes' values in a joint group's name: "died, female" -> ("died", "female").
 
     Args:
-        name: as ``clinic.grouping`` makes it.
+        name: as ``data.grouping`` makes it.
         keys: what the grouping goes by, "label" among them, e.g. ("label", "sex").
         classes: the classes' names, which may hold commas.
 

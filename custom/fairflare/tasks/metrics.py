@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's metrics, each an object: see ``core.metric``.
 
-Those of classes take ``clinic.kinds.classes.ClassCases``, those of masks ``clinic.kinds.masks.MaskCases``. Nothing here
+Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``. Nothing here
 imports PyTorch, so that a report can ask for a label.
 """
 

@@ -101,7 +101,7 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
 
     Args:
-        kind: of the data, see ``clinic.forms``.
+        kind: of the data, see ``tasks.forms``.
         prints: site -> its fingerprint.
     """
     if kind not in EFFORTS or not prints:

@@ -18,7 +18,7 @@ from fairflare.datasets.digits5 import DOMAINS, Digits5
 from fairflare.datasets.kinds.cropping import CroppedData
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
-from fairflare.tasks import scores
+from fairflare.tasks.kinds.classes import CLASSES
 
 TINY = dict(n_sites=8, share=0.1)
 
@@ -206,7 +206,7 @@ def test_the_papers_settings():
 
 def test_evaluation_reports_its_metrics(task):
     outputs, targets = torch.randn(50, 10), torch.arange(50) % 10
-    assert task.evaluate(outputs, targets) == scores.classification(outputs, targets)
+    assert task.evaluate(outputs, targets) == CLASSES.evaluate(CLASSES.metrics, outputs, targets, task.classes)
     assert set(task.evaluate(outputs, targets)) == {*task.metrics, "loss"} and task.headline in task.metrics
 
 

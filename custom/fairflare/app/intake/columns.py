@@ -55,7 +55,7 @@ class Predictors:
     Attributes:
         cells: the columns as normalised text, "" where missing; reference dates too.
         features: names of the predictors, in the table's order.
-        specs: predictor -> how it is read, see ``clinic.tasks.tabular``; plain numbers have none.
+        specs: predictor -> how it is read, see ``tasks.own.tabular``; plain numbers have none.
         notes: what was left out and why, a line each.
         suspects: predictors that may follow from the outcome, a line each.
     """

@@ -62,7 +62,7 @@ class Found:
     """What a folder holds.
 
     Attributes:
-        kind: the name of their form, see ``clinic.forms``.
+        kind: the name of their form, see ``tasks.forms``.
         layout: in words.
         examples: all that have a label.
         classes: of the labels, or the structures.
@@ -123,7 +123,7 @@ class Choices:
         missing: cells that stand for a missing value, as 999 or -9.
         since: the column of dates from which other dates count; empty: dates are left out.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
-        window: CENTRE,WIDTH or "file", see ``clinic.readers.pictures``.
+        window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
         without: sites that are left out.
         new_splits: draw splits also where the layout has them.
         ask: what decides between two readings; refuses by default.

@@ -101,22 +101,22 @@ class RunConfig:
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
             ``privacy.secure_sum.ring``.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
-            may be; see ``federation.norms``.
-        clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``rules.bounded``.
+            may be; see ``engine.norms``.
+        clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``aggregators.bounded``.
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
         cap_weights: the largest weight of a site; 1: any.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
-        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``federation.after``.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
         after_settings: every parameter of it.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
-            "trade-off", see ``federation.best``.
+            "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
-            ``federation.benefit``.
+            ``engine.benefit``.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
-        init_from: SHA-256 of the tensors that the initial model starts from, see ``build.initial``; empty: of none.
+        init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.initial``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
