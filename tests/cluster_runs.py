@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fairflare.app.runs import run_once
 from fairflare.core.errors import RunFailed
+from fairflare.engine.loop import CHECKPOINT
 
 KILLED = "killed.txt"
 
@@ -18,7 +19,7 @@ def kills_its_worker(config, folder, *, workers=1):
     marker = folder.parent / KILLED
     if folder.name == "a" and not marker.exists():
         marker.write_text(f"{os.getppid()} {os.getpid()}", encoding="utf-8")
-        threading.Thread(target=_kill_parent, args=(folder / "checkpoint.pt",), daemon=True).start()
+        threading.Thread(target=_kill_parent, args=(folder / CHECKPOINT,), daemon=True).start()
     return run_once(config, folder, workers=workers)
 
 
