@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every card of a method names all of its parameters, itself or by the card that it refers to, with their defaults."""
 
+import inspect
 import re
 from fractions import Fraction
 from pathlib import Path
 
 from cases import each
-from fairflare.app.catalogue import method_rows
+from fairflare.app.catalogue import PACKAGE, method_rows
+from fairflare.core import registry
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 METHODS = {row["id"]: row["parameters"] for row in method_rows()}
@@ -55,3 +57,12 @@ def test_a_card_gives_the_defaults_that_the_method_has(id):
 def test_the_tables_are_read():
     assert sum(len(defaults(card(id))) for id in METHODS) > 150
     assert defaults(card("fedism-plus"))["q"] == "2"
+
+
+@each("id", sorted(METHODS))
+def test_a_card_names_the_files_of_its_parts(id):
+    """Those of a selector or a server optimizer only where the method has one."""
+    found = {inspect.getfile(cls) for cls in registry.owners(registry.get_method(id)).values()}
+    names = {Path(file).relative_to(PACKAGE).as_posix() for file in found} - {"participation/all.py"}
+    missing = [name for name in names - {"server_optimizers/none.py"} if f"custom/fairflare/{name})" not in card(id)]
+    assert not missing, f"docs/methods/{id}.md: {missing}"
