@@ -99,6 +99,20 @@ def test_what_is_read_lies_where_torch_puts_it_and_outlives_the_file(tmp_path):
     assert found[1].data_ptr() % 64 == 0 and float(found[1].sum()) == float(found[1].sum())
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path, monkeypatch):
+    path, other, opened = tmp_path / "x.safetensors", tmp_path / "other", tensor_files.safe_open
+    with other.open("wb") as file:
+        write(file, [2, torch.full((3,), 2.0)])
+
+    def replacing(name, **how):
+        other.replace(path)
+        return opened(name, **how)
+
+    monkeypatch.setattr(tensor_files, "safe_open", replacing)
+    number, tensor = back([1, torch.ones(3)], path)
+    assert number == 1 and tensor.tolist() == [1, 1, 1] and not other.exists()
+
+
 @pytest.mark.parametrize(
     "wrong", [{1, 2}, b"x", object(), torch.zeros(2).to_sparse(), torch.zeros(2, dtype=torch.cfloat)]
 )

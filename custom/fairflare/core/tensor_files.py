@@ -8,8 +8,10 @@ reader sees the same. Nothing in a file is executed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +40,8 @@ LONGEST_HEADER = 100_000_000
 MOST_VALUES = 1_000_000
 """Values in a file, containers included."""
 DEEPEST = 32
+OPEN_FILES = "/dev/fd"
+"""Folder of a process's open files by number, where the system has one."""
 SHARED = 64
 """How often the tensors of a file may be used in its content, in sizes of the file."""
 PLAIN = (str, int, float, bool, type(None))
@@ -99,18 +103,31 @@ def read(path: Path) -> Any:
 def read_with_header(path: Path) -> tuple[Any, dict[str, str]]:
     """What ``read`` returns, and the header's text entries; raises as ``read``."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its other end
-            raise _Refused("expected a file, found something else")
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as (same, size), safe_open(same, framework="pt") as file:
             about = file.metadata() or {}
-            return _Reading(file, SHARED * found.st_size).content(about.get(CONTENT)), about
+            return _Reading(file, SHARED * size).content(about.get(CONTENT)), about
     except _Refused as error:
         raise UserError(f"{path.name}: {error}") from None
     except OSError as error:
         raise UserError(f"{path.name}: cannot be read ({error.strerror or type(error).__name__})") from None
     except (Exception, MemoryError) as error:
         raise UserError(f"{path.name}: expected tensors in a {SUFFIX} file ({type(error).__name__})") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[str, int]]:
+    """A name of the file that stands for it even when ``path`` is replaced meanwhile, and the file's size in bytes.
+
+    ``safe_open`` opens its argument twice, first for the header and then for the tensors.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # else opening a pipe waits for its other end
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise _Refused("expected a file, found something else")
+        yield f"{OPEN_FILES}/{file}" if os.path.exists(f"{OPEN_FILES}/{file}") else str(path), found.st_size
+    finally:
+        os.close(file)
 
 
 class _Refused(ValueError):
