@@ -36,7 +36,7 @@ def own_data(
     Raises:
         UserError: neither is given, or the folder holds no lists.
     """
-    from fairflare.engine.setup.tasks import TASKS
+    from fairflare.engine.setup import tasks
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists, sites_in
 
     if datalists is None:
@@ -53,7 +53,7 @@ def own_data(
     if chosen is None or chosen.partition(":")[0] not in FORMS:
         text = f"--datalists: expected --kind {' or '.join(FORMS)} with it, got {chosen or 'none'}"
         raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
-    kind_of_data = TASKS[chosen.partition(":")[0]]
+    kind_of_data = tasks.known(chosen.partition(":")[0])
     assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
     suffixes = kind_of_data.suffixes
     names = sites_in(datalists, suffixes) if datalists.is_dir() else []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 from pathlib import Path
@@ -10,68 +11,56 @@ from pathlib import Path
 import click
 
 from fairflare import __version__
-from fairflare.app.commands.after import after
-from fairflare.app.commands.compare import compare
-from fairflare.app.commands.contribution import contribution
-from fairflare.app.commands.convert import convert
-from fairflare.app.commands.data import preflight, prepare
-from fairflare.app.commands.describe import describe
-from fairflare.app.commands.evaluate import evaluate
-from fairflare.app.commands.export import export
-from fairflare.app.commands.export_model import export_model
-from fairflare.app.commands.init import init
-from fairflare.app.commands.inspection import inspect
-from fairflare.app.commands.listing import list_methods, list_tasks
-from fairflare.app.commands.new import new
-from fairflare.app.commands.paper import paper
-from fairflare.app.commands.plan import fingerprint, plan
-from fairflare.app.commands.predict import predict
-from fairflare.app.commands.report import report, verify
-from fairflare.app.commands.riders import riders
-from fairflare.app.commands.run import resume, run
-from fairflare.app.commands.search import search
-from fairflare.app.commands.watch import watch
 from fairflare.app.failures import explained
 from fairflare.app.waiting import starting
 from fairflare.core.errors import UserError
 from fairflare.core.processes import ends_by_signal
 from fairflare.core.validation import CONTROL, shown
 
-COMMANDS = (
-    after,
-    compare,
-    contribution,
-    convert,
-    describe,
-    evaluate,
-    export,
-    export_model,
-    fingerprint,
-    init,
-    inspect,
-    list_methods,
-    list_tasks,
-    new,
-    paper,
-    plan,
-    predict,
-    preflight,
-    prepare,
-    report,
-    resume,
-    riders,
-    run,
-    search,
-    verify,
-    watch,
-)
+COMMANDS = {
+    "after": "after",
+    "compare": "compare",
+    "contribution": "contribution",
+    "convert": "convert",
+    "describe": "describe",
+    "evaluate": "evaluate",
+    "export": "export",
+    "export-model": "export_model",
+    "fingerprint": "plan",
+    "init": "init",
+    "inspect": "inspection",
+    "list": "listing",
+    "new": "new",
+    "paper": "paper",
+    "plan": "plan",
+    "predict": "predict",
+    "preflight": "data",
+    "prepare": "data",
+    "report": "report",
+    "resume": "run",
+    "riders": "riders",
+    "run": "run",
+    "search": "search",
+    "tasks": "listing",
+    "verify": "report",
+    "watch": "watch",
+}
+"""Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
 
 
-class WholeSentences(click.Group):
-    """Commands with the whole first sentence of each, which click cuts to what is left of one line."""
+class Commands(click.Group):
+    """``COMMANDS``, each with the whole first sentence of its help, which click cuts to what is left of one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"fairflare.app.commands.{COMMANDS[name]}")
+        return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section "Commands"."""
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl([(name, first_sentence(one)) for name, one in found.items() if one])
@@ -82,14 +71,10 @@ def first_sentence(command: click.Command) -> str:
     return " ".join((command.help or "").partition("\n\n")[0].split())
 
 
-@click.group(cls=WholeSentences, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="fairflare")
 def cli() -> None:
     """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""
-
-
-for one in COMMANDS:
-    cli.add_command(one)
 
 
 def main(arguments: list[str] | None = None) -> None:

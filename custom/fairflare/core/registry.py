@@ -14,7 +14,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -179,12 +178,15 @@ def parts(kind: str) -> dict[str, type]:
 
 def get_method(id: str) -> Method:
     """The method ``id``; raises UserError that lists the known ones."""
-    return _get(methods(), id, "method")
+    if not _import_home("method", id):
+        return _get(methods(), id, "method")
+    _check_once(id)
+    return _methods[id]
 
 
 def get_part(kind: str, id: str) -> type:
     """The part ``id`` of a kind; raises UserError that lists the known ones."""
-    return _get(parts(kind), id, kind)
+    return _parts[kind][id] if _import_home(kind, id) else _get(parts(kind), id, kind)
 
 
 def get_rule(id: str) -> type[Rule]:
@@ -308,15 +310,32 @@ def _get(table: Mapping[str, T], id: str, kind: str) -> T:
     return table[id]
 
 
+def _import_home(kind: str, id: str) -> bool:
+    """Import the one file of the package that declares a part or method; False where everything has to be imported."""
+    names = (kind.replace(" ", "_"), "method") if kind == "rule" else (kind.replace(" ", "_"),)
+    homes = (plugins.declared_in(plugins.PART, plugins.ROOMS, name, id) for name in names)
+    home = next(filter(None, homes), None)
+    if home is not None:
+        importlib.import_module(home)
+    return home is not None and id in (_methods if kind == "method" else _parts[kind])
+
+
 def _discover() -> None:
     names = plugins.load((_methods, _open, *_parts.values()), _refuse_open)
-    for id in [id for id in _methods if id not in _whole]:
-        try:
-            _check_method(_methods[id])
-        except UserError as error:
-            del _methods[id]
-            raise UserError(": ".join((*names[:1], f"method {id!r}", str(error)))) from None
-        _whole.add(id)
+    for id in list(_methods):
+        _check_once(id, *names[:1])
+
+
+def _check_once(id: str, *names: str) -> None:
+    """Check the method ``id`` together with its parts, unless that was done; ``names`` begin a message."""
+    if id in _whole:
+        return
+    try:
+        _check_method(_methods[id])
+    except UserError as error:
+        del _methods[id]
+        raise UserError(": ".join((*names, f"method {id!r}", str(error)))) from None
+    _whole.add(id)
 
 
 def _refuse_open() -> None:
@@ -329,14 +348,18 @@ def _refuse_open() -> None:
 
 def _check_method(entry: Method) -> None:
     """Raise UserError unless the method's parts exist and its settings are theirs or, asked for, the training's."""
-    table = {kind: partial(_get, _parts[kind], kind=kind) for kind in _parts}
-    trainer: type[Any] = table["trainer"](entry.trainer)
+
+    def found_part(kind: str, id: str) -> type[Any]:
+        _import_home(kind, id)
+        return _get(_parts[kind], id, kind)
+
+    trainer = found_part("trainer", entry.trainer)
     found = {
-        "rule": table["rule"](entry.rule),
+        "rule": found_part("rule", entry.rule),
         "trainer": trainer,
-        **{f"probe.{id}": table["probe"](id) for id in (*entry.probes, *trainer.probes)},
-        "select": table["selector"](entry.selector),
-        "server": table["server optimizer"](entry.server_optimizer),
+        **{f"probe.{id}": found_part("probe", id) for id in (*entry.probes, *trainer.probes)},
+        "select": found_part("selector", entry.selector),
+        "server": found_part("server optimizer", entry.server_optimizer),
     }
     own, asked = Owners(found, entry.shared), Owners({**found, "train": Training}, entry.shared)
     for name, targets in entry.shared.items():
