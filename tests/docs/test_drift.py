@@ -30,7 +30,7 @@ VALUES = tables.read(tables.VALUES)
 def dealt(monkeypatch):
     """The tasks whose patients are dealt."""
     for task in drift_run.DEALT.values():
-        monkeypatch.setitem(tasks.TASKS, task.name, task)
+        monkeypatch.setitem(tasks.ADDED, task.name, task)
 
 
 def one(**wanted):

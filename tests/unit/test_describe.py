@@ -60,7 +60,7 @@ def _preset(config, full: str) -> list:
     return [row for key, row in given.items() if key in (full, full.rpartition(".")[2])]
 
 
-@each("name", [*tasks.TASKS, "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
+@each("name", [*tasks.every(), "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
 def test_everything_can_be_described(name: str) -> None:
     result = CliRunner().invoke(cli, ["describe", name, "--json"])
     assert result.exit_code == 0, result.output

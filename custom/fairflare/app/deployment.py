@@ -17,7 +17,7 @@ from fairflare.core.errors import RunFailed
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import build_parts
-from fairflare.report.write import REPORT, verify_run
+from fairflare.report import REPORT
 
 
 def execute_deployed(
@@ -46,6 +46,7 @@ def execute_deployed(
         RunFailed: the server cannot be reached, or the job failed; its text is the server's reason.
     """
     from fairflare.flare.deploy import find_kit, run_deployed
+    from fairflare.report.write import verify_run
 
     find_kit(env, kit)
     parts = build_parts(config)

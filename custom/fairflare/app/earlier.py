@@ -16,7 +16,7 @@ from fairflare.engine.lock import locked
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import save_tensors
-from fairflare.report.write import PAGE, REPORT
+from fairflare.report import PAGE, REPORT
 
 
 def earlier_files(folder: Path) -> list[Path]:

@@ -17,7 +17,8 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
 from fairflare.inference.atomic_output import whole_folder
-from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
+from fairflare.report import EVALUATION, EVALUATION_PAGE
+from fairflare.report.external import discrimination, evaluation, render
 from fairflare.report.metrics import label
 from fairflare.report.values import ends, plural, signed, text
 
@@ -37,8 +38,8 @@ def whole(folder: Path, force: bool) -> AbstractContextManager[Path]:
 
 def write(content: dict[str, Any], folder: Path) -> None:
     """Both files."""
-    save_json(folder / RESULT, content)
-    save_text(folder / PAGE, render(content))
+    save_json(folder / EVALUATION, content)
+    save_text(folder / EVALUATION_PAGE, render(content))
 
 
 def show(content: dict[str, Any], folder: Path) -> None:
@@ -57,7 +58,7 @@ def show(content: dict[str, Any], folder: Path) -> None:
             say(sentence)
     for name, why in content["rejected"].items():
         say(f"{name}: not evaluated: {why.get('detail') or why.get('code')}")
-    say(f"page: {folder / PAGE}")
+    say(f"page: {folder / EVALUATION_PAGE}")
 
 
 def _calibration(site: Json) -> list[tuple[str, str, str, str]]:

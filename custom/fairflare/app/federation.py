@@ -130,7 +130,8 @@ class Federation:
     @classmethod
     def open(cls, folder: Paths) -> Federation:
         """The finished run in ``folder``; raises UserError where none is, or where its files do not fit together."""
-        from fairflare.report.write import REPORT, verify_run
+        from fairflare.report import REPORT
+        from fairflare.report.write import verify_run
 
         place = Path(folder)
         verify_run(place)
@@ -194,7 +195,7 @@ class Federation:
     @cached_property
     def report(self) -> dict[str, Any]:
         """The content of ``report.json``: see docs/comparing.md for what the numbers mean."""
-        from fairflare.report.write import REPORT
+        from fairflare.report import REPORT
 
         return read_json(self._finished / REPORT)
 

@@ -35,11 +35,10 @@ from fairflare.engine.log_lines import events
 from fairflare.engine.setup.assembly import CONFIG
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
-from fairflare.report.external import PAGE as EVALUATION_PAGE
-from fairflare.report.external import RESULT as EVALUATION_RESULT
+from fairflare.report import EDITIONS, EVALUATION_PAGE, PAGE, REPORT
+from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.log import LOG
 from fairflare.report.tensorboard import FOLDER as EVENTS
-from fairflare.report.write import EDITIONS, PAGE, REPORT
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"

@@ -250,6 +250,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def say_reasons(config: RunConfig) -> None:
     """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
+    if not config.options.get("datalists"):
+        return
     from fairflare.app import console
     from fairflare.engine.setup.parts import build_parts
     from fairflare.engine.setup.plans import reasons

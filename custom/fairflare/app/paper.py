@@ -158,7 +158,7 @@ def _beside(table: Table, place: Place, row: str, seed: int, runs: Mapping[str, 
 
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     """A finished run's report, what its log says of the last rounds, and its final model on other mixtures."""
-    from fairflare.report.write import REPORT
+    from fairflare.report import REPORT
 
     scores = {
         entry["round"]: {name: found["metrics"] for name, found in entry["test_sets"].items()}

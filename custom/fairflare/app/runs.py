@@ -41,9 +41,9 @@ from fairflare.engine.setup.local import SITES, LocalSites, run_local
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.report import EDITIONS, REPORT
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard
-from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_editions, write_report
 from fairflare.tasks.own.script import Script
 
 LEAST_FREE = 1 << 16
@@ -122,6 +122,8 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
         RunFailed: as ``execute``.
     """
+    from fairflare.report.write import check_resumable
+
     _require_folder(folder)
     with opened(folder), _with_room(folder):
         if not is_run(folder):
@@ -146,6 +148,8 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
 
 def report_again(folder: Path) -> dict[str, Any]:
     """(Re)write the report of the run in ``folder`` and return the content of ``report.json``; see ``write_report``."""
+    from fairflare.report.write import write_report
+
     _require_folder(folder)
     if not is_run(folder):
         return write_report(folder)  # which says what is missing
@@ -157,6 +161,8 @@ def report_editions(
     folder: Path, sites: Sequence[str], out: Path | None = None
 ) -> tuple[dict[str, dict[str, Any]], Path]:
     """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
+    from fairflare.report.write import write_editions
+
     _require_folder(folder)
     where = out or folder / EDITIONS
     check_path(where)
@@ -176,6 +182,8 @@ def run_once(
     workers: int | None = 1,
 ) -> Mapping[str, Any]:
     """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
+    from fairflare.report.write import verify_run
+
     env = env_of(config, env)
     found = None if force or not folder.is_dir() else _configured(folder)
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
@@ -247,6 +255,8 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
     except FairFlareError:
         _report_what_there_is(folder)
         raise
+    from fairflare.report.write import write_report
+
     with console.busy("writing the report"):
         return write_report(folder)
 
@@ -290,6 +300,8 @@ def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
 
 def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
     """The report of a run that was killed when only that was missing; raises UserError when it is there."""
+    from fairflare.report.write import verify_run, write_report
+
     forget(folder / SITES, sites)
     whole = False
     with contextlib.suppress(UserError):
@@ -322,6 +334,8 @@ def _composed(config: RunConfig) -> str:
 
 
 def _report_what_there_is(folder: Path) -> None:
+    from fairflare.report.write import write_report
+
     if (folder / AUDIT).exists():
         with contextlib.suppress(FairFlareError):
             write_report(folder)

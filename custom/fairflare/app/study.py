@@ -28,7 +28,8 @@ from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.report.write import REPORT, verify_run
+from fairflare.report import REPORT
+from fairflare.report.write import verify_run
 
 if TYPE_CHECKING:
     import pandas

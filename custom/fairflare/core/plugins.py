@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports the files that declare parts, methods, metrics and tasks: the package's own and plugins.
 
-A file in one of ``ROOMS`` is found by being there, and imported when what it declares is asked for. Files from outside the package are found through
-``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), installed packages through their entry points
-in the group ``fairflare.plugins``, each of which names a module to import.
+A file in one of ``ROOMS`` is found by being there, and imported when what it declares is asked for. Files from
+outside the package are found through ``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), those of
+installed packages through entry points in the group ``fairflare.plugins``, each of which names a module to import.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.core.versions import versions
 from fairflare.engine.files import CONFIG, is_file, read_json
 from fairflare.inference.loaded_run import Opened
-from fairflare.report.write import REPORT
+from fairflare.report import REPORT
 
 WARNING = "**Not a medical device.** A research model. Nobody has shown that its predictions are safe to act on."
 

@@ -16,7 +16,6 @@ from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import in_order, json_value, number, plural
 
 FORMAT = 1
-RESULT, PAGE = "evaluation.json", "evaluation.html"
 TEST = "test"
 TWO = 2
 ONE_CLASS = "all labelled cases are of one class"

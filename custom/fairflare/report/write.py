@@ -35,15 +35,11 @@ from fairflare.engine.log_lines import alike, events
 from fairflare.engine.logged_files import left_behind, read_final, read_standing
 from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.engine.unscored import Unscored
+from fairflare.report import PAGE, REPORT
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_edition, render_run
 from fairflare.report.schema import report_json
 from fairflare.report.summary import counted_trail, summarise
-
-REPORT = "report.json"
-PAGE = "report.html"
-EDITIONS = "editions"
-"""The folder of a run in which the pages for single sites lie."""
 
 
 def write_report(folder: Path) -> dict[str, Any]:

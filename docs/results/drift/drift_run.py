@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tasks.TASKS.update({task.name: task for task in DEALT.values()})
+    tasks.ADDED.update({task.name: task for task in DEALT.values()})
     for task in (task for task in plan.TASKS if options.only is None or task.key in options.only.split(",")):
         folder = options.folder / task.key
         chosen = choose(task, folder, options.workers)

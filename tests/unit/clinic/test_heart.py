@@ -19,7 +19,7 @@ from fairflare.datasets.readers import heart
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.networks import builtin as networks
 from fairflare.report.write import write_report
 from fairflare.tasks.preflight import preflight
@@ -150,7 +150,7 @@ def test_the_logistic_model_is_a_sigmoid_with_binary_cross_entropy():
 
 
 def test_flambys_training():
-    assert TASKS["heart"].presets["flamby"].training == Training(
+    assert every()["heart"].presets["flamby"].training == Training(
         rounds=15, batch_size=4, optimizer="sgd", lr=1e-3, momentum=0.0, weight_decay=0.0, local_steps=100
     )
 

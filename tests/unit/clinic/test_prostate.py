@@ -19,7 +19,7 @@ from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
 from fairflare.datasets.readers import volumes
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.preflight import preflight
 
 EDGE, DEPTH, CASES = 32, 5, 6
@@ -234,7 +234,7 @@ def test_too_few_cases(saml, tmp_path):
 
 
 def test_the_papers_settings():
-    paper, fedce = (TASKS["prostate"].presets[name] for name in ("paper", "paper-fedce"))
+    paper, fedce = (every()["prostate"].presets[name] for name in ("paper", "paper-fedce"))
     assert paper.training == Training(
         rounds=200,
         batch_size=8,

@@ -60,7 +60,7 @@ def run(
     With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
     same command goes on with what is missing.
     """
-    from fairflare.app import console, results
+    from fairflare.app import console
     from fairflare.app.deployment import execute_deployed
     from fairflare.app.runs import default_folder, execute
 
@@ -69,6 +69,7 @@ def run(
     if pooled:
         if deployment:
             raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
+        from fairflare.app import results
         from fairflare.app.comparison import compare_all
         from fairflare.app.references import with_references
 
@@ -81,6 +82,8 @@ def run(
         summary = execute_deployed(config, folder, force=force, **deployment)
     else:
         summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+    from fairflare.app import results  # and with it the report's modules, which no run waits for
+
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
 
 

@@ -11,8 +11,6 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.data.grouping import LABEL
 from fairflare.engine.after.base import AfterStep, Shape
-from fairflare.engine.after.conformal import Conformal
-from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.after.site import AfterAtSite, after_file
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, masked_sizes
@@ -23,13 +21,20 @@ if TYPE_CHECKING:
     from fairflare.engine.setup.site_parts import Parts
 
 NO_STEP = "none"
-_CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal": Conformal}
-STEPS = (NO_STEP, *_CLASSES)
+STEPS = (NO_STEP, "recalibrate", "conformal")
 
 
 def step_class(name: str) -> type[AfterStep] | None:
     """The class of a step; None for "none"."""
-    return _CLASSES.get(name)
+    if name == "recalibrate":
+        from fairflare.engine.after.recalibrate import Recalibrate
+
+        return Recalibrate
+    if name == "conformal":
+        from fairflare.engine.after.conformal import Conformal
+
+        return Conformal
+    return None
 
 
 def step_of(config: RunConfig) -> AfterStep | None:

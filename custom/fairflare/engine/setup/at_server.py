@@ -8,8 +8,6 @@ from fairflare.engine.after.base import AfterStep
 from fairflare.engine.after.server import After
 from fairflare.engine.aggregation.base import Aggregation
 from fairflare.engine.aggregation.plain import Plain
-from fairflare.engine.aggregation.secure import Secure
-from fairflare.engine.aggregation.server_sums import ServerSums
 from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.clinical import View
 from fairflare.engine.setup.after import shape_of, step_of
@@ -18,9 +16,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.secure_sums import summed
 from fairflare.engine.setup.site_parts import Parts
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.privacy.secure_sum.keys import verified
 from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
 
 TRAINED = "the model was trained on these cases: it fits them better than new ones, and no guarantee holds"
@@ -33,6 +29,11 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     """The server's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return Plain()
+    from fairflare.engine.aggregation.secure import Secure
+    from fairflare.engine.aggregation.server_sums import ServerSums
+    from fairflare.privacy.secure_sum.keys import verified
+    from fairflare.privacy.secure_sum.ring import Ring
+
     context = config.sha256()
     sums = ServerSums(
         combine=combiner(config.secure_sum, own),

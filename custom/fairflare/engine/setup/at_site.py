@@ -29,9 +29,7 @@ from fairflare.engine.setup.site_parts import Parts
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, sealed_sizes
-from fairflare.tasks import external
 from fairflare.tasks.baselines import trivial_results
-from fairflare.tasks.external import constant_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
@@ -117,11 +115,7 @@ def build_site(
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit_at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
-        trivial=partial(
-            constant_results if config.evaluation else trivial_results,
-            parts.task,
-            min_count=min_count if config.secure_sum == NONE else None,
-        ),
+        trivial=partial(_untrained(config), parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         describe=(lambda data: {}) if config.evaluation else described,
@@ -141,10 +135,21 @@ def _look(
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
     if config.evaluation:
+        from fairflare.tasks import external
+
         found, data = external.look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
     return found, data.on(device) if data is not None else None
+
+
+def _untrained(config: RunConfig) -> Callable[..., dict[str, dict[str, float]]]:
+    """What scores the answer that needs no network."""
+    if config.evaluation:
+        from fairflare.tasks.external import constant_results
+
+        return constant_results
+    return trivial_results
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:

@@ -18,15 +18,12 @@ from fairflare.engine.setup.chosen import PART_KEYS, Chosen, chosen_parts, taken
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.initial import named
 from fairflare.engine.setup.method_parts import part, reference_of
-from fairflare.engine.setup.plans import NOTHING, plan_for
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.tabular import Tabular
-from fairflare.tasks.planning import AGAIN
 
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
@@ -124,11 +121,18 @@ def _data_and_training(
     A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
+    usual = dataclasses.asdict(cls.presets[preset].training)
+    if not issubclass(cls, OwnData):
+        return tasks.load(cls.name, preset, **options), _made(Training, usual | trained), {}
+    from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
+    from fairflare.tasks.own.tabular import Tabular
+    from fairflare.tasks.planning import AGAIN
+
     learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
-    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", {*trained, *options})
-    if planned and issubclass(cls, OwnData) and "run.init_from" in found:
+    base = usual | chosen.values("train", {*trained, *options})
+    if planned and "run.init_from" in found:
         base["lr"] *= AGAIN
     return built, _made(Training, base | trained), chosen.values("run", ())
 

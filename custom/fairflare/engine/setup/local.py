@@ -26,7 +26,6 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.setup.secure_sums import new_credentials
 from fairflare.engine.site import Site
-from fairflare.engine.vmap_sites import Stacked
 from fairflare.privacy.secure_sum.schemes import Credentials
 
 T = TypeVar("T")
@@ -87,8 +86,12 @@ class LocalSites:
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
         self.transport: Transport
-        if workers == 1:
-            self.transport = (Stacked if config.stacked else InProcess)(build(names, *back))
+        if config.stacked:
+            from fairflare.engine.vmap_sites import Stacked
+
+            self.transport = Stacked(build(names, *back))
+        elif workers == 1:
+            self.transport = InProcess(build(names, *back))
         else:
             self.transport = InWorkers(names, workers, build, method, config.threads, *back)
 

@@ -18,7 +18,6 @@ from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
 from fairflare.trainers.base import Trainer
-from fairflare.trainers.vmap_training import unstackable
 
 __all__ = ["Parts", "build_parts", "chosen_probes", "without_folders", "without_weights"]
 
@@ -39,10 +38,11 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
 
     found = site_parts(config, None if at_site else begin)
     parts = replace(found, rule=bounded(found.rule, config.bounds))
-    if config.stacked and (
-        reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device())
-    ):
-        raise UserError(f"stacked: {reason}")
+    if config.stacked:
+        from fairflare.trainers.vmap_training import unstackable
+
+        if reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device()):
+            raise UserError(f"stacked: {reason}")
     return parts
 
 

@@ -10,13 +10,8 @@ from fairflare.aggregators.base import Rule, SummedRule
 from fairflare.core.errors import UserError
 from fairflare.engine.aggregation.base import SitePart
 from fairflare.engine.aggregation.plain import PlainAtSite
-from fairflare.engine.aggregation.site_sums import SiteSums
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.privacy.secure_sum.ckks import new_contexts
-from fairflare.privacy.secure_sum.graph import graph_of
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, number_scheme
 
 if TYPE_CHECKING:
@@ -34,6 +29,11 @@ def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own:
     """A site's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return PlainAtSite()
+    from fairflare.engine.aggregation.site_sums import SiteSums
+    from fairflare.privacy.secure_sum.graph import graph_of
+    from fairflare.privacy.secure_sum.keys import PairwiseKeys
+    from fairflare.privacy.secure_sum.ring import Ring
+
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)
     scheme = number_scheme(config.secure_sum, keys, own)
@@ -46,6 +46,8 @@ def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
     """The sites' and the server's for a run on one machine."""
     if config.secure_sum != "ckks":
         return Credentials(), Credentials()
+    from fairflare.privacy.secure_sum.ckks import new_contexts
+
     at_site, at_server = new_contexts()
     # Not lambdas: the sites' go to processes that may have been spawned.
     return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))

@@ -23,6 +23,8 @@ T = TypeVar("T")
 ROOMS = ("tasks/own", "datasets")
 ALIASES = {"sites": "n_sites"}
 """Short option names, as the command line has them."""
+ADDED: dict[str, type[Task]] = {}
+"""Name -> a task that a script adds to those of files, for as long as its process lasts."""
 
 
 def _in(module: ModuleType) -> Iterator[type[Task]]:
@@ -47,7 +49,7 @@ def every() -> dict[str, type[Task]]:
         UserError: a plugin's task has a name that is no text, or another task's.
     """
     registry.methods()
-    found = {cls.name: cls for module in _modules() for cls in _in(module)}
+    found = {cls.name: cls for module in _modules() for cls in _in(module)} | ADDED
     for module in plugins.modules():
         for cls in _in(module):
             name = getattr(cls, "name", None)
@@ -91,6 +93,8 @@ def _check_metrics(task: Task) -> None:
 
 def known(name: str) -> type[Task]:
     """The class of the task ``name``; raises UserError that lists the known ones."""
+    if name in ADDED:
+        return ADDED[name]
     if home := plugins.declared_in(plugins.TASK, ROOMS, "name", name):
         found = {cls.name: cls for cls in _in(importlib.import_module(home))}
         if name in found:
