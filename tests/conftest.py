@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One torch thread, as in every run: small tensors gain nothing from more, and lose much on a busy machine.
+# ruff: noqa: E402
+"""One thread of torch, OpenBLAS and OpenMP, here and in what tests start: small arrays gain nothing from more, and
+where several processes share a core, threads that wait for each other burn more than they compute.
 
 Rendered data are kept for the session, in a folder that its processes share; tests of rendering itself turn that off.
 SIGTERM ends the session, and whatever its tests have started, at once.
@@ -7,6 +9,9 @@ SIGTERM ends the session, and whatever its tests have started, at once.
 
 import contextlib
 import os
+
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # read at import
+
 import shutil
 import signal
 import tempfile
