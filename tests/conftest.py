@@ -16,6 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -167,3 +168,26 @@ def nobody_waits(request, monkeypatch):
         from fairflare.app import waiting
 
         monkeypatch.setattr(waiting, "SOON", 3600.0)
+
+
+LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/", "tests/docs/")
+"""Where pages and pictures are what is tested."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_lays_out(request, monkeypatch):
+    """Elsewhere what a page's figures show is drawn and not laid out, which takes half of a small run's time."""
+    if not request.node.nodeid.startswith(LAID_OUT):
+        from matplotlib.figure import Figure
+
+        monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(_words_of(self)))
+
+
+def _words_of(figure):
+    """An SVG of a figure's texts."""
+    from matplotlib.text import Text
+
+    svg = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox="0 0 1 1")
+    for text in figure.findobj(Text):
+        ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
+    return ElementTree.tostring(svg)
