@@ -148,6 +148,8 @@ def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that workers finish together; a file's tests stay together."""
     items.sort(key=lambda item: -_cost(item.nodeid.partition("::")[0]))
     for item in items:
+        if not (hasattr(item.function, "cases") or item.config.getoption("--long")) and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="make test-long runs it"))
         _, cases = getattr(item.function, "cases", (None, ()))
         if len(cases) > MANY and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS * len(cases)))
