@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One torch thread, as in every run: small tensors gain nothing from more, and lose much on a busy machine.
+# ruff: noqa: E402
+"""One thread of torch, OpenBLAS and OpenMP, here and in what tests start: small arrays gain nothing from more, and
+where several processes share a core, threads that wait for each other burn more than they compute.
 
 Rendered data are kept for the session, in a folder that its processes share; tests of rendering itself turn that off.
 SIGTERM ends the session, and whatever its tests have started, at once.
@@ -7,10 +9,14 @@ SIGTERM ends the session, and whatever its tests have started, at once.
 
 import contextlib
 import os
+
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # read at import
+
 import shutil
 import signal
 import tempfile
 import time
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -142,6 +148,8 @@ def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that workers finish together; a file's tests stay together."""
     items.sort(key=lambda item: -_cost(item.nodeid.partition("::")[0]))
     for item in items:
+        if not (hasattr(item.function, "cases") or item.config.getoption("--long")) and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="make test-long runs it"))
         _, cases = getattr(item.function, "cases", (None, ()))
         if len(cases) > MANY and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS * len(cases)))
@@ -162,3 +170,26 @@ def nobody_waits(request, monkeypatch):
         from fairflare.app import waiting
 
         monkeypatch.setattr(waiting, "SOON", 3600.0)
+
+
+LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/", "tests/docs/")
+"""Where pages and pictures are what is tested."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_lays_out(request, monkeypatch):
+    """Elsewhere what a page's figures show is drawn and not laid out, which takes half of a small run's time."""
+    if not request.node.nodeid.startswith(LAID_OUT):
+        from matplotlib.figure import Figure
+
+        monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(_words_of(self)))
+
+
+def _words_of(figure):
+    """An SVG of a figure's texts."""
+    from matplotlib.text import Text
+
+    svg = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox="0 0 1 1")
+    for text in figure.findobj(Text):
+        ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
+    return ElementTree.tostring(svg)
