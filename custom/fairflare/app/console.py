@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands say in the terminal: lines, lists, notes and progress, of which the last two go to stderr."""
+"""What commands say in the terminal: lines and lists."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.app.progress import Progress
-from fairflare.app.terminal import clean, err, out
-from fairflare.app.waiting import started
+from fairflare.app.display import clean, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
 
@@ -28,56 +26,9 @@ def say(text: str) -> None:
     click.echo(clean(text))
 
 
-def note(text: str) -> None:
-    """A remark on stderr."""
-    started()
-    if _elsewhere:
-        _elsewhere[-1].note(text)
-    else:
-        err.print(escape(text))
-
-
 def dump(content: Any) -> None:
     """JSON on stdout."""
     click.echo(json.dumps(content, indent=2, allow_nan=False))
-
-
-def busy(text: str) -> Any:
-    """A spinner on stderr while the block runs."""
-    return _elsewhere[-1].busy(text) if _elsewhere else err.status(escape(text))
-
-
-def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Any:
-    """A ``Progress``, or what takes its place where several runs share a display."""
-    make = _elsewhere[-1].progress if _elsewhere else Progress
-    return make(title, rounds, sites, starting, headline)
-
-
-_elsewhere: list[Any] = []
-"""What shows notes and progress in the place of the terminal, last one first: an ``app.board.Elsewhere``."""
-
-
-@contextlib.contextmanager
-def shown_by(other: Any) -> Iterator[None]:
-    """Within: notes and progress of this process are shown by ``other``."""
-    _elsewhere.append(other)
-    try:
-        yield
-    finally:
-        _elsewhere.pop()
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Within: nobody sees notes and progress; for who works from Python and looks at the result alone."""
-    from fairflare.app.multi_run_progress import Elsewhere
-
-    before, err.quiet = err.quiet, True
-    try:
-        with shown_by(Elsewhere(lambda *said: None)):
-            yield
-    finally:
-        err.quiet = before
 
 
 @contextlib.contextmanager

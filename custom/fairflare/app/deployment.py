@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.markup import escape
 
-from fairflare.app import console
+from fairflare.app import display
+from fairflare.app.display import err
 from fairflare.app.folders import fresh_folder
 from fairflare.app.runs import cautions
-from fairflare.app.terminal import err
 from fairflare.core.errors import RunFailed
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
@@ -51,7 +51,7 @@ def execute_deployed(
     parts = build_parts(config)
     refuse_pooling(parts.selector, f"--env {env}")
     for caution in cautions(config, parts):
-        console.note(caution)
+        display.note(caution)
     with fresh_folder(folder, force):
         run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=_tell)
         verify_run(folder)

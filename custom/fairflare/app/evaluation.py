@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairflare.app.console import say
-from fairflare.app.terminal import out
+from fairflare.app.display import out
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text

@@ -16,7 +16,7 @@ import click
 import numpy as np
 import torch
 
-from fairflare.app import console
+from fairflare.app import display
 from fairflare.app.options import (
     CACHE,
     cache_option,
@@ -172,7 +172,7 @@ class Federation:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         deployment, chosen = self._options["deployment"], env or self._options["env"]
         folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
-        with as_before(self._named), contextlib.nullcontext() if progress else console.silent():
+        with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
             if deployment and env is None:
                 from fairflare.app.deployment import execute_deployed
 

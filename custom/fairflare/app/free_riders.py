@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.app import console
+from fairflare.app import display
 from fairflare.app.arguments import folder_name
 from fairflare.app.contribution import Question, facts
 from fairflare.app.folders import RIDER, RIDERS, fresh_folder, is_run
@@ -99,7 +99,7 @@ def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: 
         kept = read_json(folder / RIDER)
         if kept.get("finished") and all(kept.get(key) == value for key, value in about.items()):
             verify_run(folder)
-            console.note(f"{folder.name}: finished before, reused")
+            display.note(f"{folder.name}: finished before, reused")
             return kept
     parts = build_parts(config)
     parts.task.check_data()

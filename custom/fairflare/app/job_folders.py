@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairflare.app import console
+from fairflare.app import console, display
 from fairflare.app.folders import check_path, content
 from fairflare.core.errors import UserError
 from fairflare.core.validation import JOB_NAME, shown
@@ -40,7 +40,7 @@ def export_job(
     check_path(out)
     if config.init_from and (origin := build_parts(config).origin):
         for line in origin.lines():
-            console.note(line)
+            display.note(line)
     name = name or job_name(config)
     with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, console.quiet_flare():
         FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))

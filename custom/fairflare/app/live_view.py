@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fairflare.app.progress import Follower, duration, score_words, scored, time_left
-from fairflare.app.terminal import clean, out
+from fairflare.app.display import Observer, clean, duration, out, score_words, scored, time_left
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order
@@ -30,7 +29,7 @@ MOST_SITES = 40
 """Sites that are listed, those away and those with the lowest scores first."""
 
 
-class Watched(Follower):
+class Watched(Observer):
     """What the log has said up to now."""
 
     def __init__(self, headline: str) -> None:
@@ -38,8 +37,7 @@ class Watched(Follower):
         Args:
             headline: the metric that is shown, where sites send it; their losses otherwise.
         """
-        super().__init__()
-        self.headline = headline
+        super().__init__(headline=headline)
         self.start: Mapping[str, Any] = {}
         self.first = 0
         """The round after which the run last began or went on."""

@@ -250,14 +250,14 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def say_reasons(config: RunConfig) -> None:
     """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
-    from fairflare.app import console
+    from fairflare.app import display
     from fairflare.engine.setup.parts import build_parts
     from fairflare.engine.setup.plans import reasons
 
     if lines := reasons(config):
         build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
     for line in lines:
-        console.note(line)
+        display.note(line)
 
 
 def choices_options(command: Callable[..., None]) -> Callable[..., None]:

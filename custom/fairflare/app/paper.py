@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.app import console
+from fairflare.app import display
 from fairflare.app.catalogue import method_rows
 from fairflare.app.folders import check_path
 from fairflare.app.paper_pictures import densities, landscape
@@ -129,11 +129,11 @@ def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
     for places in plan.places:
         for place in places:
             if place.stands_in:
-                console.note(f"{place.data.title}: not here, {place.task} stands for it")
+                display.note(f"{place.data.title}: not here, {place.task} stands for it")
     times = [_seconds(plan, path, speed) for path in plan.configs]
     known = [seconds for seconds in times if seconds is not None]
     total = None if len(known) < len(times) else sum(known) / at_once
-    console.note(f"{exhibit.name}: {len(plan.configs)} runs, {in_words(total)} if none is there yet")
+    display.note(f"{exhibit.name}: {len(plan.configs)} runs, {in_words(total)} if none is there yet")
 
 
 def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:

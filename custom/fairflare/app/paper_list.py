@@ -51,7 +51,7 @@ def preset_pairs(given: Sequence[str]) -> dict[str, str]:
 
 def show_papers(rows: Rows) -> None:
     """The table of ``fairflare paper``."""
-    from fairflare.app.console import out
+    from fairflare.app.display import out
 
     paper = ""
     for row in rows:
@@ -67,7 +67,8 @@ def show_papers(rows: Rows) -> None:
 
 def show_written(found: Mapping[str, Any]) -> None:
     """Which files an exhibit is in, with the tables themselves."""
-    from fairflare.app.console import out, say
+    from fairflare.app.console import say
+    from fairflare.app.display import out
 
     path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
     if path is not None:

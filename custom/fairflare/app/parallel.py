@@ -30,8 +30,8 @@ from uuid import uuid4
 import torch
 from joblib import Parallel, delayed
 
-from fairflare.app import console
-from fairflare.app.multi_run_progress import Board, Elsewhere
+from fairflare.app import display
+from fairflare.app.display import Board
 from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
@@ -204,7 +204,7 @@ def _here(runs: Mapping[str, RunConfig], folder: Path, one: One, found: _Outcome
     def make(name: str, config: RunConfig) -> None:
         if not found.mistaken:
             found.begin(name)
-            with console.shown_by(Elsewhere(partial(found.board.heard, name))):
+            with display.told_to(partial(found.board.heard, name)):
                 found.note(name, *_outcome(one, config, folder / name, 1))
 
     with found.board:
@@ -367,7 +367,7 @@ def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, s
     def say(*said: Any) -> None:
         channel.send(("said", *said))
 
-    with console.shown_by(Elsewhere(say)):
+    with display.told_to(say):
         while True:
             name, config, workers = channel.receive()
             channel.send(("ended", *_outcome(one, config, folder / name, workers)))

@@ -10,8 +10,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fairflare.app.console import note, say
-from fairflare.app.terminal import out
+from fairflare.app.console import say
+from fairflare.app.display import note, out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import remark

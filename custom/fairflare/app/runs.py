@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.app import console
+from fairflare.app import display
+from fairflare.app.display import duration
 from fairflare.app.folders import (
     FLARE_LOG,
     RIDER,
@@ -20,7 +21,6 @@ from fairflare.app.folders import (
     is_run,
     opened,
 )
-from fairflare.app.progress import duration
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
@@ -81,7 +81,7 @@ def execute(
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
     parts.task.check_data()
     for caution in cautions(config, parts):
-        console.note(caution)
+        display.note(caution)
     names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
@@ -185,9 +185,9 @@ def run_once(
             verify_run(folder)
         except UserError as error:
             raise UserError(f"{folder}: is not reused: {error}") from None
-        console.note(f"{folder.name}: finished before, reused")
+        display.note(f"{folder.name}: finished before, reused")
         return read_json(folder / REPORT)
-    console.note(f"{folder.name}: was cut short, goes on")
+    display.note(f"{folder.name}: was cut short, goes on")
     return resume(folder, sim_threads=sim_threads, workers=workers)
 
 
@@ -239,15 +239,15 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
             if said := words(config):
-                console.note(said)
-            shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
+                display.note(said)
+            shown = display.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
         _report_what_there_is(folder)
         raise
-    with console.busy("writing the report"):
+    with display.busy("writing the report"):
         return write_report(folder)
 
 
@@ -255,13 +255,13 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     from fairflare.flare.simulate import run_simulator
 
     if threads is not None and threads < len(names):
-        console.note(
+        display.note(
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
     if said := words(config):
-        console.note(said)
-    with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
+        display.note(said)
+    with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
 
         def lost(site: str) -> None:
             progress.lost(_without(config, folder, site, len(names)))
@@ -296,7 +296,7 @@ def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
         whole = bool(verify_run(folder)) and is_complete(folder)
     if whole:
         raise UserError(f"{folder}: the run is complete, there is nothing to resume")
-    with console.busy("writing the report"):
+    with display.busy("writing the report"):
         return write_report(folder)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.app import console
+from fairflare.app import display
 from fairflare.app.folders import created, opened
 from fairflare.app.parallel import Cluster, Workers, budget, side_by_side
 from fairflare.app.run_file import as_text
@@ -179,7 +179,7 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
             trial.set_user_attr(key, one.get(key))
         state = None if one.get("score") is not None else _optuna().trial.TrialState.FAIL
         study.tell(trial, one.get("score"), state=state)
-        console.note(f"trial {trial.number}: {_shown(one)}  {_pairs(values[trial.number])}")
+        display.note(f"trial {trial.number}: {_shown(one)}  {_pairs(values[trial.number])}")
 
 
 def _choice(search: Search) -> Choice:

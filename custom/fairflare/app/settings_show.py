@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.padding import Padding
 
-from fairflare.app.terminal import out
+from fairflare.app.display import out
 
 
 def show(found: Mapping[str, Any]) -> None:

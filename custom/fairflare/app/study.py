@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.app import console
+from fairflare.app import display
 from fairflare.app.arguments import folder_name, on_grid, split_method
 from fairflare.app.folders import check_collection, created, is_complete, opened
 from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
@@ -185,7 +185,7 @@ class Study:
         from fairflare.app.federation import as_before
 
         finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
-        with as_before({}), contextlib.nullcontext() if progress else console.silent(), finished:
+        with as_before({}), contextlib.nullcontext() if progress else display.silent(), finished:
             return self
 
     @property

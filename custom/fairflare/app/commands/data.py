@@ -47,7 +47,7 @@ def preflight(
     what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.app import console
-    from fairflare.app.progress import Counter
+    from fairflare.app.display import Counter
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
 
@@ -88,8 +88,8 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
     from fairflare.app import console
+    from fairflare.app.display import Counter
     from fairflare.app.preparation import prepare_dataset
-    from fairflare.app.progress import Counter
 
     with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)

@@ -85,7 +85,7 @@ def evaluate(
     With --env poc or prod, or as the job that --export writes, the model goes to --sites A,B, which hold DATA of their
     own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
     """
-    from fairflare.app import console, evaluation
+    from fairflare.app import display, evaluation
     from fairflare.app.folders import EVALUATION
     from fairflare.core import user_code
     from fairflare.inference.external import ALL, Asked
@@ -94,7 +94,7 @@ def evaluate(
     from fairflare.inference.loaded_run import open_run
 
     user_code.use(code)
-    with console.busy("reading the run"):
+    with display.busy("reading the run"):
         opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
         other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
     if job or env != "local":
@@ -121,11 +121,11 @@ def evaluate(
         refuse_trained(opened, found)
     asked = Asked(split, label, group_by, min_count, recalibrate or "", other)
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
-    with evaluation.whole(folder, force) as scratch, console.busy("evaluating"):
+    with evaluation.whole(folder, force) as scratch, display.busy("evaluating"):
         content, remarks = evaluated(opened, found, asked)
         evaluation.write(content, scratch)
     for line in remarks:
-        console.note(line)
+        display.note(line)
     _told(content, folder, as_json)
 
 

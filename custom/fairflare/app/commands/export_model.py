@@ -41,7 +41,7 @@ def export_model(
     bundle runs with `python -m monai.bundle run`; torchscript and onnx take batches of any size; state-dict holds the
     network's entries alone. torchscript and onnx are compared with the run's own model first. docs/using-a-model.md
     """
-    from fairflare.app import console
+    from fairflare.app import console, display
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.export import export_model
@@ -52,10 +52,10 @@ def export_model(
     folder = out or Path(f"{run.resolve().name}-{form}")
     check(folder, "model", force)
     opened = open_run(run, site, which=which, site_files=site_files, plain=plain)
-    with whole_folder(folder, "model", force=force) as scratch, console.busy(f"writing {form}"):
+    with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
         remarks = export_model(opened, form, scratch)
     for line in remarks:
-        console.note(line)
+        display.note(line)
     if as_json:
         console.dump({"folder": str(folder), "format": form, **about(opened), "remarks": remarks})
     else:

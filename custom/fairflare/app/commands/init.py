@@ -17,8 +17,8 @@ from fairflare.core.errors import UserError
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
+    from fairflare.app.display import Counter
     from fairflare.app.intake.ask import Reading
-    from fairflare.app.progress import Counter
 
 LEVEL = "LEVEL"
 TEXTS = ("label", "site", "patient", "since", "window", "new_splits")
@@ -58,7 +58,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     names) or a keyword of DICOM headers such as PatientID.
     """
     from fairflare.app import console
-    from fairflare.app.progress import Counter
+    from fairflare.app.display import Counter
 
     with Counter("looking at the data") as counter:
         from fairflare.app.intake.ask import refuse

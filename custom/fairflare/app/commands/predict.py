@@ -56,7 +56,7 @@ def predict(
     DIR/predictions.csv, masks to DIR/masks in the size, spacing and affine of their image. Lines on the screen name
     what is unlike the training. docs/using-a-model.md
     """
-    from fairflare.app import console
+    from fairflare.app import console, display
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.loaded_run import open_run
@@ -66,10 +66,10 @@ def predict(
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
     opened = open_run(run, site, which=which, site_files=site_files, plain=plain)
-    with whole_folder(folder, "predictions", force=force) as scratch, console.busy("predicting"):
+    with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
-        console.note(line)
+        display.note(line)
     if as_json:
         console.dump({"folder": str(folder), **about(opened), "cases": len(found.rows), "unlike": found.unlike})
         return

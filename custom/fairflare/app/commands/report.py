@@ -26,7 +26,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
     With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
     no number of a single one, to be passed on to its people.
     """
-    from fairflare.app import console, results
+    from fairflare.app import console, display, results
     from fairflare.app.runs import report_again, report_editions
 
     if sites and every:
@@ -37,7 +37,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
         found, where = report_editions(folder, sites, out)
         console.dump(found) if as_json else results.editions(found, where)
         return
-    with console.busy("scoring the final model"):
+    with display.busy("scoring the final model"):
         summary = report_again(folder)
     console.dump(summary) if as_json else results.run_result(summary, folder)
 
