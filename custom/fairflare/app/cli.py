@@ -10,27 +10,7 @@ from pathlib import Path
 import click
 
 from fairflare import __version__
-from fairflare.app.commands.after import after
-from fairflare.app.commands.compare import compare
-from fairflare.app.commands.contribution import contribution
-from fairflare.app.commands.convert import convert
-from fairflare.app.commands.data import preflight, prepare
-from fairflare.app.commands.describe import describe
-from fairflare.app.commands.evaluate import evaluate
-from fairflare.app.commands.export import export
-from fairflare.app.commands.export_model import export_model
-from fairflare.app.commands.init import init
-from fairflare.app.commands.inspection import inspect
-from fairflare.app.commands.listing import list_methods, list_tasks
-from fairflare.app.commands.new import new
-from fairflare.app.commands.paper import paper
-from fairflare.app.commands.plan import fingerprint, plan
-from fairflare.app.commands.predict import predict
-from fairflare.app.commands.report import report, verify
-from fairflare.app.commands.riders import riders
-from fairflare.app.commands.run import resume, run
-from fairflare.app.commands.search import search
-from fairflare.app.commands.watch import watch
+from fairflare.app.commands import about, data, folders, model, run, studies
 from fairflare.app.failures import explained
 from fairflare.app.waiting import starting
 from fairflare.core.errors import UserError
@@ -38,32 +18,32 @@ from fairflare.core.processes import ends_by_signal
 from fairflare.core.validation import CONTROL, shown
 
 COMMANDS = (
-    after,
-    compare,
-    contribution,
-    convert,
-    describe,
-    evaluate,
-    export,
-    export_model,
-    fingerprint,
-    init,
-    inspect,
-    list_methods,
-    list_tasks,
-    new,
-    paper,
-    plan,
-    predict,
-    preflight,
-    prepare,
-    report,
-    resume,
-    riders,
-    run,
-    search,
-    verify,
-    watch,
+    about.describe,
+    about.list_methods,
+    about.list_tasks,
+    about.new,
+    data.fingerprint,
+    data.init,
+    data.plan,
+    data.preflight,
+    data.prepare,
+    folders.after,
+    folders.convert,
+    folders.inspect,
+    folders.report,
+    folders.verify,
+    folders.watch,
+    model.evaluate,
+    model.export_model,
+    model.predict,
+    run.export,
+    run.resume,
+    run.run,
+    studies.compare,
+    studies.contribution,
+    studies.paper,
+    studies.riders,
+    studies.search,
 )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fairflare run` and `fairflare resume`: one federation."""
+"""Commands that make one run, or the job of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflare.app.options import (
     threads_option,
     workers_option,
 )
-from fairflare.app.run_file import RunCommand
+from fairflare.app.run_file import OF_A_RUN, RunCommand
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,3 +114,34 @@ def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: 
 
     summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+
+
+@click.command(cls=RunCommand, skips=OF_A_RUN)
+@config_options
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and says what joining gives it.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
+@force_option
+def export(
+    config: RunConfig,
+    out: Path,
+    name: str | None,
+    solo: bool | None,
+    simulation: bool,
+    preinstalled: bool,
+    force: bool,
+) -> None:
+    """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
+    they run, see `fairflare inspect`.
+
+    METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
+    """
+    from fairflare.app import console
+    from fairflare.app.job_folders import export_job
+    from fairflare.engine.setup.benefit import with_benefit
+
+    config = with_benefit(config, config.solo if solo is None else solo)
+    export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
