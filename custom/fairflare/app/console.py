@@ -119,3 +119,70 @@ def prepared(found: Mapping[str, Any], dest: Path) -> None:
             shown.add_row(escape(name), escape(str(about.get("kind", "shared test set"))), *sizes)
     out.print(shown)
     say(f"run it: fairflare run METHOD --datalists {dest}")
+
+
+def settings(found: Mapping[str, Any]) -> None:
+    """What ``settings_rows.about`` found."""
+    out.print(f"[bold]{escape(found['name'])}[/bold]  {escape(found['title'])}")
+    for text in found["about"]:
+        out.print(Padding(escape(text), (0, 0, 0, 4)))
+    for row in found["settings"]:
+        _setting(row)
+    out.print()
+    out.print(escape(found["use"]))
+
+
+def _setting(row: Mapping[str, Any]) -> None:
+    name = row["name"] if row["name"] == row["full"] else f"{row['name']}  ({row['full']})"
+    whose = f", {row['of']}" if row["of"] else ""
+    others = [full for full in row.get("sets", ()) if full != row["full"]]
+    out.print(f"\n[bold]{escape(name)}[/bold]{escape(whose)}")
+    out.print(Padding(escape(f"default {_value(row['default'])}; {row['allowed']}"), (0, 0, 0, 4)))
+    out.print(Padding(escape(row["meaning"]), (0, 0, 0, 4)))
+    if others:
+        out.print(Padding(escape(f"sets {', '.join(others)} as well"), (0, 0, 0, 4)))
+
+
+def _value(value: Any) -> str:
+    """As ``--set`` takes it."""
+    if value is None or value == "" or value == [] or value == ():
+        return "none" if value is None else "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def papers(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare paper``."""
+    from fairflare.papers.estimate import in_words
+
+    paper = ""
+    for row in rows:
+        if row["paper"] != paper:
+            paper = row["paper"]
+            out.print(f"\n{escape(paper)}")
+        out.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['title'])}")
+        runs = f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores"
+        out.print(Padding(escape(runs), (0, 0, 0, 4)))
+        for data in row["data"]:
+            out.print(Padding(escape(_data_words(data)), (0, 0, 0, 4)))
+
+
+def exhibit(found: Mapping[str, Any]) -> None:
+    """Which files an exhibit is in, with the tables themselves."""
+    path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
+    if path is not None:
+        out.print(escape(path.read_text(encoding="utf-8")), soft_wrap=True)
+    for file in found["files"]:
+        say(f"{Path(file).suffix.lstrip('.')}: {file}")
+
+
+def _data_words(data: Mapping[str, Any]) -> str:
+    if data["here"]:
+        return f"{data['title']}: {data['task']}" + (
+            " (your copy)" if data["needs"] else ", which comes with the package"
+        )
+    instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
+    return f"{data['title']}: needs {', '.join(data['needs'])} in FAIRFLARE_DATA{instead}"

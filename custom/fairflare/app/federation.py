@@ -174,7 +174,7 @@ class Federation:
         folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
         with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
             if deployment and env is None:
-                from fairflare.app.deployment import execute_deployed
+                from fairflare.app.runs import execute_deployed
 
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:

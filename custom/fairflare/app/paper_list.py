@@ -1,22 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``fairflare paper`` shows: all exhibits with time and data, and what one has written; without PyTorch."""
+"""What ``fairflare paper`` shows: all exhibits with data and time, by what runs took here; without PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.padding import Padding
-
-from fairflare.app import catalogue, times
+from fairflare.app import catalogue
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.papers.declaration import Data, Exhibit, Table
-from fairflare.papers.estimate import Speed, in_words, relative_cost
+from fairflare.papers.estimate import Speed, machine_factor, relative_cost, took
 from fairflare.papers.index import PAPERS
+
+FOLDER, TIMES = "papers", "times.json"
+"""Below the folder of the runs: the folder of what is written, and what runs took."""
+Known = dict[str, dict[str, list[float]]]
+
+
+def speed_of(folder: Path) -> Speed:
+    """What finished runs below ``folder`` took, and how fast this machine is."""
+    known = {task: {k: (v[0], v[1]) for k, v in found.items()} for task, found in known_times(folder).items()}
+    return Speed(machine_factor(), known)
+
+
+def known_times(folder: Path) -> Known:
+    """Task -> METHOD label -> [seconds per round, seconds beside the rounds]; {} where nothing readable is kept."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, IndexError):
+        found = json.loads((folder / FOLDER / TIMES).read_text(encoding="utf-8"))
+        return {
+            str(task): {str(label): [float(pair[0]), float(pair[1])] for label, pair in labels.items()}
+            for task, labels in found.items()
+        }
+    return {}
+
+
+def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Keep what runs took: (task, METHOD label, report) each."""
+    from fairflare.engine.state import save_json
+
+    known = known_times(folder)
+    for task, label, report in reports:
+        if (found := took(report)) is not None:
+            known.setdefault(task, {})[label] = list(found)
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    save_json(folder / FOLDER / TIMES, known)
+
 
 DATA_FOLDER = "FAIRFLARE_DATA"
 Rows = list[dict[str, Any]]
@@ -30,7 +63,7 @@ def paper_rows(folder: Path) -> Rows:
     """
     methods = {row["id"]: row for row in catalogue.method_rows()}
     presets = {f"{row['name']}:{p['preset']}": p for row in catalogue.task_rows() for p in row["presets"]}
-    speed = times.speed_of(folder)
+    speed = speed_of(folder)
     return [_row(paper.words, exhibit, methods, presets, speed) for paper in PAPERS for exhibit in paper.exhibits]
 
 
@@ -47,34 +80,6 @@ def preset_pairs(given: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--preset: expected T:PRESET, each task once, got {shown(one)}")
         found[name] = preset
     return found
-
-
-def show_papers(rows: Rows) -> None:
-    """The table of ``fairflare paper``."""
-    from fairflare.app.display import out
-
-    paper = ""
-    for row in rows:
-        if row["paper"] != paper:
-            paper = row["paper"]
-            out.print(f"\n{escape(paper)}")
-        out.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['title'])}")
-        runs = f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores"
-        out.print(Padding(escape(runs), (0, 0, 0, 4)))
-        for data in row["data"]:
-            out.print(Padding(escape(_data_words(data)), (0, 0, 0, 4)))
-
-
-def show_written(found: Mapping[str, Any]) -> None:
-    """Which files an exhibit is in, with the tables themselves."""
-    from fairflare.app.console import say
-    from fairflare.app.display import out
-
-    path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
-    if path is not None:
-        out.print(escape(path.read_text(encoding="utf-8")), soft_wrap=True)
-    for file in found["files"]:
-        say(f"{Path(file).suffix.lstrip('.')}: {file}")
 
 
 def _row(
@@ -150,15 +155,6 @@ def _seconds(
         return None
     planned = rounds or int(presets[task]["training"]["rounds"])
     return speed.seconds(task, label, planned, relative_cost(label, methods))
-
-
-def _data_words(data: Mapping[str, Any]) -> str:
-    if data["here"]:
-        return f"{data['title']}: {data['task']}" + (
-            " (your copy)" if data["needs"] else ", which comes with the package"
-        )
-    instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
-    return f"{data['title']}: needs {', '.join(data['needs'])} in {DATA_FOLDER}{instead}"
 
 
 def index_lines() -> list[str]:

@@ -19,15 +19,17 @@ from fairflare.app import display
 from fairflare.app.arguments import folder_name, on_grid, split_method
 from fairflare.app.folders import check_collection, created, is_complete, opened
 from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
-from fairflare.app.references import same_headline
 from fairflare.app.run_file import as_text, flat_settings
-from fairflare.app.runs import run_once
+from fairflare.app.runs import default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
+from fairflare.core.settings import owned
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.at_server import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report.write import REPORT, verify_run
 
 if TYPE_CHECKING:
@@ -330,3 +332,41 @@ def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
                         f"{key}: expected the same for all methods of a comparison (--set {key}=...), "
                         f"got {own[key]} in {name} and {its[key]} in {other}"
                     )
+
+
+SOLO, POOLED = "solo", "pooled"
+ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
+"""What a reference has of the run, beside task, data, seed and trainer."""
+
+
+def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
+    """(folder name, run) of a run and of its references, on the same data, from the same first model, equally long.
+
+    Args:
+        config: the run.
+        names: "solo" and "pooled", or one of them.
+
+    Raises:
+        UserError: a reference cannot be: the data of these sites may not be pooled.
+    """
+    own = default_folder(config).name.partition(f"-{config.task}-")[0]
+    return same_headline([(own, config), *((name, reference_of_run(config, name)) for name in names)])
+
+
+def same_headline(found: list[tuple[str, RunConfig]]) -> list[tuple[str, RunConfig]]:
+    """Final models of all runs where one of them cannot choose among its rounds: a choice would favour the others."""
+    if len({config.headline for _, config in found}) < 2:
+        return found
+    return [(name, dataclasses.replace(config, headline="final")) for name, config in found]
+
+
+def reference_of_run(config: RunConfig, name: str) -> RunConfig:
+    """The run of the method ``name`` that goes with ``config``; raises UserError where there can be none."""
+    trainer = trains_alone(config.trainer)
+    settings = owned(config.settings, "trainer") if trainer == config.trainer else {}
+    values = {f"task.{key}": value for key, value in config.options.items()}
+    values |= {"trainer": trainer, **{f"trainer.{key}": value for key, value in settings.items()}}
+    made = make_config(name, f"{config.task}:{config.preset}", seed=config.seed, values=values)
+    alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
+    alike |= {"min_sites": config.min_sites} if name == SOLO else {}
+    return checked_config(dataclasses.replace(made, **alike))

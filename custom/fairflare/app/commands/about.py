@@ -44,10 +44,9 @@ def describe(name: str, as_json: bool) -> None:
     """
     from fairflare.app import console
     from fairflare.app.settings_rows import about
-    from fairflare.app.settings_show import show
 
     found = about(name)
-    console.dump(found) if as_json else show(found)
+    console.dump(found) if as_json else console.settings(found)
 
 
 @click.command()

@@ -192,7 +192,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     """
     from fairflare.app import console
     from fairflare.app.display import Counter
-    from fairflare.app.preparation import prepare_dataset
+    from fairflare.app.prepare import prepare_dataset
 
     with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
@@ -216,7 +216,7 @@ def fingerprint(
     their pixels.
     """
     from fairflare.app import console
-    from fairflare.app.fingerprints import write_fingerprint
+    from fairflare.app.preflight import write_fingerprint
 
     values = own_names(parse_pairs(pairs), "task")
     console.say(f"fingerprint: {write_fingerprint(site_config, kind, classes, values, site, out)}")
@@ -242,7 +242,7 @@ def plan(
     `fairflare run --datalists DIR` uses the same plan by itself.
     """
     from fairflare.app import console
-    from fairflare.app.fingerprints import plan_of_files, plan_of_folder
+    from fairflare.app.preflight import plan_of_files, plan_of_folder
     from fairflare.engine.setup.plans import write_plan
 
     if sources[0].is_dir():

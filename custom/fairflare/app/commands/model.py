@@ -210,9 +210,8 @@ def _run_job(
 ) -> None:
     """Write the job, or run it and tell what came of it."""
     from fairflare.app import console, evaluation
-    from fairflare.app.deployment import execute_deployed
     from fairflare.app.job_folders import export_job
-    from fairflare.app.runs import execute
+    from fairflare.app.runs import execute, execute_deployed
 
     if job is not None:
         export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)

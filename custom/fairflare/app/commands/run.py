@@ -61,8 +61,7 @@ def run(
     same command goes on with what is missing.
     """
     from fairflare.app import console, results
-    from fairflare.app.deployment import execute_deployed
-    from fairflare.app.runs import default_folder, execute
+    from fairflare.app.runs import default_folder, execute, execute_deployed
 
     folder = out or default_folder(config)
     config = with_solo(config, solo, env)
@@ -70,7 +69,7 @@ def run(
         if deployment:
             raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
         from fairflare.app.comparison import compare_all
-        from fairflare.app.references import with_references
+        from fairflare.app.study import with_references
 
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
         arms = with_references(config, ["pooled"])

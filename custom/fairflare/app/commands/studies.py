@@ -256,8 +256,7 @@ def search(
     The same command goes on where it was stopped; a larger --trials adds to it.
     """
     from fairflare.app import console
-    from fairflare.app.search import Search, run_search
-    from fairflare.app.search_space import parse_over
+    from fairflare.app.search import Search, parse_over, run_search
 
     choices = {**choices, "seed": seed}
     wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
@@ -315,14 +314,13 @@ def paper(
     and JSON, figures as SVG beside them.
     """
     from fairflare.app import console
-    from fairflare.app.paper_list import paper_rows, preset_pairs, show_papers, show_written
+    from fairflare.app.paper_list import paper_rows, preset_pairs
 
     if name is None:
         rows = paper_rows(out)
-        console.dump(rows) if as_json else show_papers(rows)
+        console.dump(rows) if as_json else console.papers(rows)
         return
-    from fairflare.app.paper import make_exhibit
-    from fairflare.app.paper_plan import Choices
+    from fairflare.app.paper import Choices, make_exhibit
     from fairflare.papers.index import named
 
     chosen = Choices(
@@ -334,4 +332,4 @@ def paper(
         data=data,
     )
     found = make_exhibit(named(name), out, chosen, command=command or f"fairflare paper {name}", workers=workers)
-    console.dump(found) if as_json else show_written(found)
+    console.dump(found) if as_json else console.exhibit(found)
