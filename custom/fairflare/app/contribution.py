@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.app.arguments import LONGEST_BYTES, folder_name
 from fairflare.app.folders import CONTRIBUTION as RESULT
+from fairflare.app.labels import LONGEST_BYTES, folder_name
 from fairflare.app.parallel import Workers
 from fairflare.app.reevaluation import initial_scores
 from fairflare.app.runs import run_once

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fairflare.app import display
-from fairflare.app.arguments import folder_name
 from fairflare.app.contribution import Question, facts
 from fairflare.app.folders import RIDER, RIDERS, fresh_folder, is_run
+from fairflare.app.labels import folder_name
 from fairflare.app.parallel import Workers
 from fairflare.app.study import Study
 from fairflare.core.errors import UserError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app import display
-from fairflare.app.arguments import comparison_name, folder_name
 from fairflare.app.catalogue import method_rows
 from fairflare.app.folders import check_path
+from fairflare.app.labels import comparison_name, folder_name
 from fairflare.app.paper_list import DATA_FOLDER, FOLDER, remember, speed_of
 from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.parallel import Workers, budget, side_by_side

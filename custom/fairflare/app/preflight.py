@@ -92,7 +92,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
     """Every site's findings where ``folder`` holds their lists."""
-    from fairflare.app.arguments import own_data, without_sites
+    from fairflare.app.options import own_data, without_sites
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:

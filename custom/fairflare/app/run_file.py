@@ -7,13 +7,13 @@ paths start at the file. What the user gives beside the file wins.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fairflare.app.labels import as_text, flat_settings
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import check_plain, expected, shown
@@ -25,8 +25,6 @@ METHOD, SETTINGS = "method", "set"
 """Keys of the method and of the settings; all others are names of options."""
 NOT_HERE = frozenset({"help", "json", "force"})
 """Options that are of one call: what is shown, and that an earlier run may be replaced."""
-OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "task", "after", "run"})
-"""Owners of settings, whose values may stand below them, as in ``config.json``."""
 
 
 OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
@@ -153,31 +151,6 @@ def known_keys(command: click.Command) -> dict[str, click.Option]:
     options = [one for one in command.params if isinstance(one, click.Option)]
     named = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
     return {METHOD: named[SETTINGS], **{key: one for key, one in named.items() if key not in NOT_HERE}}
-
-
-def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
-
-    Raises:
-        UserError: no mapping.
-    """
-    expected(f"{where}: {SETTINGS}", isinstance(settings, Mapping), "names and values", settings)
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and key in OWNERS:
-            for name, own in value.items():
-                inner = own if key == "probe" and isinstance(own, Mapping) else {"": own}
-                yield from ((".".join(filter(None, (key, name, last))), as_text(one)) for last, one in inner.items())
-        else:
-            yield key, as_text(value)
-
-
-def as_text(value: Any) -> str:
-    """A value as the command line has it: true, none, 0.1, "a,b" of a list of plain values, JSON of anything else."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
-        return ",".join(map(as_text, value))
-    return json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
 
 
 def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.app import display
 from fairflare.app.folders import created, fresh_folder, opened
+from fairflare.app.labels import as_text
 from fairflare.app.parallel import Cluster, Workers, budget, side_by_side
-from fairflare.app.run_file import as_text
 from fairflare.app.runs import run_once
 from fairflare.app.study import Study
 from fairflare.core.errors import RunFailed, UserError

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.app import display
-from fairflare.app.arguments import folder_name, on_grid, split_method
 from fairflare.app.folders import check_collection, created, is_complete, opened
+from fairflare.app.labels import as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
-from fairflare.app.run_file import as_text, flat_settings
 from fairflare.app.runs import default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.arguments import plan_pairs
+from fairflare.app.options import plan_pairs
 from fairflare.app.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import own_data, own_names, own_pairs, parse_pairs
-from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option, without_option
+from fairflare.app.labels import parse_pairs
+from fairflare.app.options import (
+    PATH,
+    AnyPath,
+    accept_option,
+    as_json,
+    own_data,
+    own_names,
+    own_pairs,
+    set_option,
+    without_option,
+)
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.tasks.forms import FORMS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fairflare.app.arguments import parse_pairs
+from fairflare.app.labels import parse_pairs
 from fairflare.app.options import PATH, as_json, set_option
 
 IN_PROGRESS = 3

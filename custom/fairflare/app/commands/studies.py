@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import comparison_name, contribution_name, on_grid, parse_pairs, parse_pareto, parse_seeds
+from fairflare.app.labels import comparison_name, folder_name, on_grid, parse_pairs
 from fairflare.app.options import (
     PATH,
     as_json,
@@ -18,6 +18,8 @@ from fairflare.app.options import (
     env_option,
     force_option,
     out_option,
+    parse_pareto,
+    parse_seeds,
     rounds_option,
     say_reasons,
     set_option,
@@ -172,7 +174,9 @@ def contribution(
 
     chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
-    folder = out or Path("runs") / contribution_name(methods[0], task, chosen)
+    which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
+    name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
+    folder = out or Path("runs") / name
     result = measure_contribution(found, folder, force=force, workers=workers)
     console.dump(result) if as_json else results.contribution(result, folder)
 
@@ -211,9 +215,7 @@ def riders(
 
     others = tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)
-    folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}).replace(
-        "compare", "riders", 1
-    )
+    folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
     found = measure_riders(question, wanted, folder, force=force, workers=workers)
     console.dump(found) if as_json else results.riders(found, folder)
@@ -260,8 +262,8 @@ def search(
 
     choices = {**choices, "seed": seed}
     wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
-    name = comparison_name(task, {**choices, "over": list(over), "by": (method, objective, weight)})
-    folder = out or Path("runs") / name.replace("compare", "search", 1)
+    told_apart = {**choices, "over": list(over), "by": (method, objective, weight)}
+    folder = out or Path("runs") / comparison_name(task, told_apart, "search")
     found = run_search(wanted, folder, workers=workers)
     console.dump(found) if as_json else _say(found, folder)
 
