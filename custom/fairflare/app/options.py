@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.labels import at_most, parse_pairs
+from fairflare.app.labels import CACHE, at_most, parse_pairs
 from fairflare.app.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
 
 DAY = 86400.0
-CACHE, OFF = "FAIRFLARE_CACHE", "off"
-"""As ``datasets.simulated.cache`` has them, which takes its time to import."""
 LONGEST_WAIT = 30 * DAY
 MOST_WORKERS = 1024
 
@@ -142,7 +140,7 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     def with_cache(*, no_cache: bool, **others: Any) -> None:
         before = os.environ.get(CACHE)
         if no_cache:
-            os.environ[CACHE] = OFF
+            os.environ[CACHE] = "off"
         try:
             command(**others)
         finally:

@@ -2,7 +2,8 @@
 """A run in one YAML file, whose keys are the options of ``fairflare run``: the file becomes a command line.
 
 So whatever that command can be told, the file can say, with the same checks, and both make the same model. Relative
-paths start at the file. What the user gives beside the file wins.
+paths start at the file. What the user gives beside the file wins. click's ``default_map`` would let a variable of the
+environment win over the file, and an option that is repeated on the command line would drop the file's values.
 """
 
 from __future__ import annotations
@@ -25,25 +26,18 @@ METHOD, SETTINGS = "method", "set"
 """Keys of the method and of the settings; all others are names of options."""
 NOT_HERE = frozenset({"help", "json", "force"})
 """Options that are of one call: what is shown, and that an earlier run may be replaced."""
-
-
 OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
 """Keys that say where and how a run takes place; an export of the same file leaves them aside."""
 
 
 class RunCommand(click.Command):
-    """A command whose METHOD may be a YAML file that says everything.
-
-    Attributes:
-        skips: keys of ``fairflare run`` that mean nothing to this command.
-    """
+    """A command whose METHOD may be a YAML file that says everything but its ``skips``: keys that mean nothing here."""
 
     def __init__(self, *arguments: Any, skips: frozenset[str] = frozenset(), **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.skips = skips
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, with those of the file before them where METHOD names one."""
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         named = given.get(METHOD)
         if isinstance(named, str) and named.endswith(SUFFIXES):
@@ -54,21 +48,15 @@ class RunCommand(click.Command):
 def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: Sequence[str]) -> list[str]:
     """``arguments`` of ``command``, one of which is ``path``, with what the file says in its place.
 
-    Args:
-        command: whose options the file may have as keys.
-        path: the file.
-        arguments: the user's.
-        pairs: the ``--set`` pairs among them, which win over the file's.
-
-    Raises:
-        UserError: one line that names file, key, what was expected and what came.
+    ``pairs`` are the ``--set`` pairs among the arguments. Raises UserError, which names file, key, what was expected
+    and what came.
     """
     where = f"run file {path.name}"
     content = {key: value for key, value in read_run_file(path).items() if key not in command.skips}
     expected(where, METHOD in content, f"the key {METHOD!r}", list(content))
-    own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
+    method, *own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
     place = list(arguments).index(str(path)) if str(path) in arguments else 0
-    return [*own[1:], *arguments[:place], own[0], *arguments[place + 1 :]]
+    return [*own, *arguments[:place], method, *arguments[place + 1 :]]
 
 
 def as_arguments(
@@ -86,7 +74,10 @@ def as_arguments(
     Raises:
         UserError: one line that names key, what was expected and what came.
     """
-    keys, given = known_keys(command), dict(content)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    keys = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
+    keys = {METHOD: keys[SETTINGS], **{key: one for key, one in keys.items() if key not in NOT_HERE}}
+    given = dict(content)
     for key in given:
         if key not in keys:
             raise UserError(f"{where}: {unlisted('key', str(key), list(keys))}")
@@ -103,6 +94,20 @@ def _method(value: Any, where: str) -> str:
     fits = isinstance(value, str) and bool(value) and not value.startswith("-") and not value.endswith(SUFFIXES)
     expected(f"{where}: {METHOD}", fits, "a method's id", value)
     return str(value)
+
+
+def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
+    name = option.opts[0]
+    if value is None:
+        return []
+    if option.is_flag:
+        expected(where, isinstance(value, bool), "true or false", value)
+        return [name] if value else []
+    values = value if option.multiple and isinstance(value, list) else [value]
+    for one in values:
+        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
+    is_path = isinstance(option.type, click.Path)
+    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -144,25 +149,3 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     return Loader
-
-
-def known_keys(command: click.Command) -> dict[str, click.Option]:
-    """Key of a file -> the option that it stands for; the method's and the settings' are among the keys."""
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    named = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
-    return {METHOD: named[SETTINGS], **{key: one for key, one in named.items() if key not in NOT_HERE}}
-
-
-def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
-    """The arguments that stand for one key of a file."""
-    name = option.opts[0]
-    if value is None:
-        return []
-    if option.is_flag:
-        expected(where, isinstance(value, bool), "true or false", value)
-        return [name] if value else []
-    values = value if option.multiple and isinstance(value, list) else [value]
-    for one in values:
-        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
-    is_path = isinstance(option.type, click.Path)
-    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.markup import escape
 
 from fairflare.app import display
@@ -24,7 +27,8 @@ from fairflare.app.folders import (
     is_run,
     opened,
 )
-from fairflare.core import registry
+from fairflare.app.labels import CACHE
+from fairflare.core import registry, user_code
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
 from fairflare.core.types import Training
@@ -373,3 +377,26 @@ def execute_deployed(
 def _tell(text: str) -> None:
     """A remark in one line, however long: it may hold a command."""
     err.print(escape(text), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+    """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    before, threads = {key: os.environ.get(key) for key in (user_code.VARIABLE, CACHE)}, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    _set(named)
+    try:
+        yield
+    finally:
+        _set(before)
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for key, value in variables.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})

@@ -19,7 +19,7 @@ from fairflare.app import display
 from fairflare.app.folders import check_collection, created, is_complete, opened
 from fairflare.app.labels import as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
-from fairflare.app.runs import default_folder, run_once
+from fairflare.app.runs import as_before, default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.settings import owned
@@ -183,8 +183,6 @@ class Study:
         Raises:
             FairFlareError: of the first run that failed, after the others have ended.
         """
-        from fairflare.app.federation import as_before
-
         finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
         with as_before({}), contextlib.nullcontext() if progress else display.silent(), finished:
             return self
@@ -205,8 +203,6 @@ class Study:
     def sites(self) -> pandas.DataFrame:
         """A row per finished run and site: what tells the run from the others, and ``Federation.sites``."""
         import pandas
-
-        from fairflare.app.federation import sites_table
 
         found = [
             sites_table(report)
@@ -369,3 +365,21 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
     alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
     alike |= {"min_sites": config.min_sites} if name == SOLO else {}
     return checked_config(dataclasses.replace(made, **alike))
+
+
+def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.sites`` of a run's report."""
+    import pandas
+
+    rows = {name: _row(site) for name, site in report["sites"].items()}
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
+
+
+def _row(site: Mapping[str, Any]) -> dict[str, Any]:
+    """A site of ``report.json`` as a row of a table."""
+    row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
+    kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
+    for prefix, name in kinds.items():
+        row |= {f"{prefix}{metric}": value for metric, value in (site[name] or {}).items()}
+    counted = [weight for weight in site["weight"] if weight is not None]
+    return {**row, "weight": sum(counted) / len(counted) if counted else None}
