@@ -88,15 +88,9 @@ class Federation:
         Raises:
             UserError: one line that names the key, what was expected and what came.
         """
-        given: dict[str, Any] = {
-            "method": method,
-            "task": task,
-            "set": settings,
-            "rounds": rounds,
-            "sites": sites,
-            "seed": seed,
-        }
-        given |= {"datalists": datalists, "kind": kind, "classes": classes, "code": code, "accept": accept, **options}
+        given: dict[str, Any] = {"method": method, "task": task, "set": settings, "rounds": rounds, "sites": sites}
+        given |= {"seed": seed, "datalists": datalists, "kind": kind, "classes": classes}
+        given |= {"code": list(code), "accept": list(accept), **options}
         self._take(_arguments(given))
 
     def _take(self, arguments: list[str]) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several runs through joblib: side by side within a budget of cores, or on the machines of a Dask cluster.
+"""Several runs: side by side within a budget of cores, or through joblib on the machines of a Dask cluster.
 
 Each run has a process of its own, wherever it is made: torch's threads, the random generators and the handling of
-signals belong to a process. joblib says what is next, a thread per process waits for its runs. joblib's own process
-pool (loky) is not used: when one of its processes dies all are ended, and nobody is told which run it was; it forks
-none, so that every process imports everything anew; and its processes show nothing of what they do.
+signals belong to a process. No process pool (loky, concurrent.futures) is used: when one of its processes dies all are
+ended, and nobody is told which run it was; it forks none once there are threads, so that every process imports
+everything anew; and its processes show nothing of what they do.
 
 A run that fails takes no other with it. A mistake that the user has to put right begins no further run: the others
 would most likely meet it too (on a cluster a few may have begun). Whatever ends this process ends all of them, and the
@@ -18,12 +18,11 @@ import importlib
 import multiprocessing
 import os
 import socket
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
@@ -175,7 +174,7 @@ class _Outcomes:
     """What came of runs up to now, shown on a board."""
 
     def __init__(self, board: Board) -> None:
-        self.board, self.begun = board, 0
+        self.board = board
         self.reports: dict[str, Report] = {}
         self.failures: dict[str, Failure] = {}
 
@@ -183,11 +182,6 @@ class _Outcomes:
     def mistaken(self) -> bool:
         """Whether the user has something to put right."""
         return any(isinstance(error, UserError) for error, _ in list(self.failures.values()))
-
-    def begin(self, name: str) -> None:
-        """A run is about to be made."""
-        self.begun += 1
-        self.board.began(name)
 
     def note(self, name: str, report: Report | None, failure: Failure | None) -> None:
         """A run is over."""
@@ -200,55 +194,47 @@ class _Outcomes:
 
 def _here(runs: Mapping[str, RunConfig], folder: Path, one: One, found: _Outcomes) -> None:
     """In this process, one after the other."""
-
-    def make(name: str, config: RunConfig) -> None:
-        if not found.mistaken:
-            found.begin(name)
+    with found.board:
+        for name, config in runs.items():
+            if found.mistaken:
+                break
+            found.board.began(name)
             with display.told_to(partial(found.board.heard, name)):
                 found.note(name, *_outcome(one, config, folder / name, 1))
-
-    with found.board:
-        Parallel(n_jobs=1)(delayed(make)(name, config) for name, config in runs.items())
 
 
 def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers: int, found: _Outcomes) -> None:
     """In processes that live as long as there are runs for them; they start before any thread does."""
-    count, method, started = min(workers, len(runs)), start_method(), list[Worker]()
-    idle: SimpleQueue[Worker] = SimpleQueue()
-    waiting, over = set[threading.Thread](), threading.Event()
-    for module in EVERYONES if method == "fork" else ():
+    count, started = min(workers, len(runs)), list[Worker]()
+    waiting, busy = deque(runs.items()), dict[Worker, str]()
+    for module in EVERYONES if start_method() == "fork" else ():
         importlib.import_module(module)
 
-    def start() -> None:
+    def start() -> Worker:
         started.append(Worker(_serve, folder, one, method=start_method(), siblings=started))
-        idle.put(started[-1])
-
-    def make(name: str, config: RunConfig) -> None:
-        waiting.add(threading.current_thread())
-        if found.mistaken:
-            return
-        worker = idle.get()
-        found.begin(name)
-        outcome = _asked(worker, name, config, folder, workers // count, partial(found.board.heard, name))
-        if over.is_set():  # by a signal: nobody waits for the outcome
-            return
-        found.note(name, *outcome)
-        if worker.is_alive:
-            idle.put(worker)
-        elif found.begun < len(runs):
-            start()
+        return started[-1]
 
     try:
-        for _ in range(count):
-            start()
+        idle = [start() for _ in range(count)]
         with found.board:
-            tasks = (delayed(make)(name, config) for name, config in runs.items())
-            Parallel(n_jobs=count, backend="threading", batch_size=1, pre_dispatch="n_jobs")(tasks)
+            while busy or (waiting and not found.mistaken):
+                while idle and waiting and not found.mistaken:
+                    worker, (name, config) = idle.pop(), waiting.popleft()
+                    found.board.began(name)
+                    busy[worker] = name
+                    _ask(worker, name, config, workers // count)
+                for worker in ready(busy):
+                    name = busy[worker]
+                    if (outcome := _heard(worker, folder / name, partial(found.board.heard, name))) is None:
+                        continue
+                    del busy[worker]
+                    found.note(name, *outcome)
+                    if worker.is_alive:
+                        idle.append(worker)
+                    elif waiting:
+                        idle.append(start())
     finally:
-        over.set()
         stop(started, grace=2 * GRACE)  # each may have workers of its own to end
-        for thread in waiting - {threading.current_thread()}:  # beside which nothing can be forked later
-            thread.join(GRACE)
 
 
 def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: Cluster, found: _Outcomes) -> None:
@@ -322,33 +308,32 @@ def _far(
     tell("began")
     worker = Worker(_serve, folder, one, environment, method="spawn", name="fairflare-run")
     try:
-        return name, *_asked(worker, name, config, folder, 1, tell, still_wanted)
+        _ask(worker, name, config, 1)
+        while True:
+            ready([worker], still_wanted)
+            if outcome := _heard(worker, folder / name, tell):
+                return name, *outcome
     finally:
         stop([worker])
 
 
-def _asked(
-    worker: Worker,
-    name: str,
-    config: RunConfig,
-    folder: Path,
-    share: int,
-    tell: Callable[..., None],
-    each: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """What comes of a run in the process of ``worker``, which tells on its way what it does; see ``ready``."""
-    try:
+def _ask(worker: Worker, name: str, config: RunConfig, share: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended, which whoever listens to it finds
         worker.channel.send((name, config, share))
-        while True:
-            ready([worker], each)
-            kind, *content = worker.channel.receive()
-            if kind == "ended":
-                report, failure = content
-                return report, failure
-            tell(*content)
+
+
+def _heard(worker: Worker, folder: Path, tell: Callable[..., None]) -> Outcome | None:
+    """What has come of the run that ``worker`` makes in ``folder``; None where it goes on, and ``tell`` knows how."""
+    try:
+        kind, *content = worker.channel.receive()
     except (EOFError, OSError, ValueError):  # the last two of a channel that is closed here
         how = worker.how_it_ended()
-        return None, (RunFailed(f"{folder / name}: its process ended early ({how}); the same command goes on"), "")
+        return None, (RunFailed(f"{folder}: its process ended early ({how}); the same command goes on"), "")
+    if kind == "ended":
+        report, failure = content
+        return report, failure
+    tell(*content)
+    return None
 
 
 def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome:
