@@ -72,7 +72,9 @@ def measure_riders(
         for seed in question.seeds
     }
     one = partial(ride_once, force=force)
-    with Study(runs).finished(folder, one, workers=workers, is_part=_is_part) as found:
+    with Study(runs).finished(
+        folder, one, workers=workers, is_part=lambda name: name.rpartition("-seed")[2].isdigit()
+    ) as found:
         methods = [_method(label, kinds, question.seeds, found) for label in labels]
         first = next(iter(found.values()))
         result = {"task": first["task"], "metric": first["metric"], "seeds": list(question.seeds), "methods": methods}
@@ -80,10 +82,6 @@ def measure_riders(
         title = f"Free riders on {result['task']}"
         write_tables(folder, Path(RIDERS).stem, title, rider_tables(result), facts=facts(), with_json=False)
     return result
-
-
-def _is_part(name: str) -> bool:
-    return name.rpartition("-seed")[2].isdigit()
 
 
 def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: int | None = 1) -> Json:
@@ -135,21 +133,13 @@ class Riding:
     """
 
     def __init__(self, inner: Transport, rider: str | None, kind: str, seed: int, trainable: frozenset[str]) -> None:
-        """
-        Args:
-            inner: reaches the sites.
-            rider: its name; None where all updates are the sites' own.
-            kind: "zeros", "noise", "stale" or "copied".
-            seed: of the noise.
-            trainable: names of the entries that norms and directions are of.
-        """
+        """``rider``: None where all updates are the sites' own; ``trainable``: what norms and directions are of."""
         self._inner, self._rider, self._kind, self._seed = inner, rider, kind, seed
         self._trainable = sorted(trainable)
         self._before: StateDict | None = None
         self.seen: list[Json] = []
 
     def sites(self) -> list[str]:
-        """Those of the inner transport."""
         return self._inner.sites()
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
@@ -233,17 +223,15 @@ def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:
 
 def _method(label: str, kinds: Sequence[str], seeds: Sequence[int], found: Mapping[str, Any]) -> Json:
     runs = {kind: [found[_name(label, kind, seed)] for seed in seeds] for kind in kinds}
-    return {
-        "label": label,
-        "kinds": {
-            kind: {
-                "score": mean_ci(run["score"] for run in some),
-                "detectors": rates(some),
-                "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
-            }
-            for kind, some in runs.items()
-        },
+    rated = {
+        kind: {
+            "score": mean_ci(run["score"] for run in some),
+            "detectors": rates(some),
+            "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
+        }
+        for kind, some in runs.items()
     }
+    return {"label": label, "kinds": rated}
 
 
 def _name(label: str, kind: str, seed: int) -> str:

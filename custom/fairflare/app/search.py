@@ -59,21 +59,16 @@ class Range:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Both ends, which must be values that the setting takes."""
+        """Values that the setting must take."""
         return self.low, self.high
 
     def __str__(self) -> str:
         return f"{self.low}..{self.high}{':log' if self.log else ''}"
 
     def draw(self, trial: optuna.Trial, key: str) -> float:
-        """A value for one trial."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(key, self.low, self.high, log=self.log)
         return trial.suggest_float(key, self.low, self.high, log=self.log)
-
-    def of(self, drawn: Any) -> Any:
-        """The setting's value of what the study keeps."""
-        return drawn
 
 
 @dataclass(frozen=True)
@@ -84,19 +79,13 @@ class Choices:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The first and the last."""
         return self.values[0], self.values[-1]
 
     def __str__(self) -> str:
         return ",".join(self.values)
 
     def draw(self, trial: optuna.Trial, key: str) -> str:
-        """A value for one trial."""
         return str(trial.suggest_categorical(key, self.values))
-
-    def of(self, drawn: Any) -> Any:
-        """The setting's value of what the study keeps."""
-        return drawn
 
 
 Space = Mapping[str, Range | Choices]
@@ -115,11 +104,6 @@ def parse_over(texts: Sequence[str]) -> dict[str, Range | Choices]:
     if not found:
         raise UserError(f"--over: expected at least one setting to search: {FORM}")
     return found
-
-
-def sampled(trial: optuna.Trial, space: Space) -> dict[str, Any]:
-    """Setting -> its value in one trial."""
-    return {key: one.draw(trial, key) for key, one in space.items()}
 
 
 def _values(key: str, text: str) -> Range | Choices:
@@ -149,15 +133,10 @@ def _number(key: str, text: str) -> float:
 
 TRIAL = ("score", "mean", "worst", "worst_site", "model_sha256")
 """What a trial comes to, on validation."""
-Look = tuple[list[Finding], SiteData | None]
 
 
 class Untested:
-    """A site's data without its test split: nothing can be measured on it.
-
-    Args:
-        data: the site's.
-    """
+    """A site's data without its test split: nothing can be measured on it."""
 
     def __init__(self, data: SiteData) -> None:
         self._data = data
@@ -166,25 +145,17 @@ class Untested:
         return getattr(self._data, name)
 
     def size(self, split: SplitName) -> int:
-        """Number of examples; none to test on."""
         return 0 if split == "test" else self._data.size(split)
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
-        """A split in its stored order; nothing of the test split."""
         return iter(()) if split == "test" else self._data.fixed(split, batch_size, at_most)
 
 
 def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int = 1) -> dict[str, Any]:
     """Run ``config`` without tests into ``folder`` and return ``TRIAL``; "reason" where the run failed.
 
-    Args:
-        config: the trial's run.
-        folder: its own; what a killed command has left there goes.
-        choice: how sites' validation scores become one.
-        workers: not used: trials run side by side.
-
-    Raises:
-        UserError: a site has no validation examples.
+    What a killed command has left in the folder goes. ``choice`` makes one score of the sites'; ``workers`` is not
+    used, since trials run side by side. Raises UserError where a site has no validation examples.
     """
     parts = build_parts(config)
     parts.task.check_data()
@@ -206,11 +177,7 @@ def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int =
 
 
 def scored(entries: Sequence[Mapping[str, Any]], choice: Choice) -> dict[str, Any]:
-    """What a trial's log says: the final model on the validation splits of all sites.
-
-    Raises:
-        UserError: a site has none.
-    """
+    """What a trial's log says of the final model on the validation splits; raises UserError where a site has none."""
     evaluation = next(entry for entry in entries if entry["event"] == "evaluation")
     values = {site: found["val"].get(choice.metric) for site, found in evaluation["sites"].items()}
     missing = sorted(site for site, value in values.items() if value is None)
@@ -233,7 +200,7 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return max(known, key=lambda row: row["score"], default=None)
 
 
-def _untested(look: Any) -> Look:
+def _untested(look: Any) -> tuple[list[Finding], SiteData | None]:
     found, data = look()
     return found, None if data is None else Untested(data)
 
@@ -275,7 +242,6 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
     Args:
-        search: what is looked for.
         folder: holds study and trials; that of the same search goes on.
         workers: trials side by side, see ``parallel.budget``.
 
@@ -289,7 +255,7 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
         study = _study(search, folder)
         at_once = budget(workers, "local", {"trial": first})
         _again(study)
-        while left := search.trials - _finished(study):
+        while left := search.trials - len(_ended(study)):
             count = min(left, side_by_side(at_once))
             _batch(study, search, folder, count, at_once if isinstance(at_once, Cluster) else count)
         rows = _rows(study, search)
@@ -364,14 +330,10 @@ def _ended(study: optuna.Study) -> list[Any]:
     return [trial for trial in ended if f"cut short {trial.number}" not in study.user_attrs]
 
 
-def _finished(study: optuna.Study) -> int:
-    return len(_ended(study))
-
-
 def _batch(study: optuna.Study, search: Search, folder: Path, count: int, workers: Workers) -> None:
     """Run ``count`` trials side by side and tell the study."""
     asked = [study.ask() for _ in range(count)]
-    values = {trial.number: sampled(trial, search.space) for trial in asked}
+    values = {trial.number: {key: one.draw(trial, key) for key, one in search.space.items()} for trial in asked}
     runs = {f"{TRIALS}/{number:04d}": search.config(one) for number, one in values.items()}
     (folder / TRIALS).mkdir(exist_ok=True)
     found = Study(runs).make(folder, partial(run_trial, choice=_choice(search)), workers)
@@ -380,7 +342,9 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
             trial.set_user_attr(key, one.get(key))
         state = None if one.get("score") is not None else _optuna().trial.TrialState.FAIL
         study.tell(trial, one.get("score"), state=state)
-        display.note(f"trial {trial.number}: {_shown(one)}  {_pairs(values[trial.number])}")
+        said = f"failed: {one.get('reason')}" if one.get("score") is None else f"{one['score']:.4f}"
+        pairs = " ".join(f"{key}={as_text(value)}" for key, value in values[trial.number].items())
+        display.note(f"trial {trial.number}: {said}  {pairs}")
 
 
 def _choice(search: Search) -> Choice:
@@ -389,21 +353,12 @@ def _choice(search: Search) -> Choice:
     return Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
 
 
-def _shown(one: Mapping[str, Any]) -> str:
-    score = one.get("score")
-    return f"failed: {one.get('reason')}" if score is None else f"{score:.4f}"
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={as_text(value)}" for key, value in values.items())
-
-
 def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
     """A row per trial, in their order."""
     rows = []
     for trial in _ended(study):
         own = {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}
-        values = {key: one.of(trial.params[key]) for key, one in search.space.items()}
+        values = {key: trial.params[key] for key in search.space}
         rows.append({"trial": trial.number, "values": values, **own})
     return rows
 
@@ -412,7 +367,8 @@ def _result(
     search: Search, rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any], report: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     words = ["fairflare", "run", search.method, "--task", search.task]
-    words += [part for key in ("rounds", "sites", "seed") if search.choices.get(key) for part in _flag(search, key)]
+    for key in ("rounds", "sites", "seed"):
+        words += [f"--{key}", str(search.choices[key])] if search.choices.get(key) else []
     settings = {**(search.choices.get("values") or {}), **best["values"]}
     words += [part for key, value in settings.items() for part in ("--set", f"{key}={as_text(value)}")]
     fairness = report["fairness"]
@@ -429,7 +385,3 @@ def _result(
         "test": {key: fairness[key] for key in ("mean", "worst", "worst_site", "gap")},
         "folder": BEST,
     }
-
-
-def _flag(search: Search, key: str) -> tuple[str, str]:
-    return f"--{key}", str(search.choices[key])

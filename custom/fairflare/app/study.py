@@ -49,37 +49,45 @@ def arms(
     values: Mapping[str, Any] | None = None,
     fixed_data: bool = False,
 ) -> list[tuple[str, RunConfig]]:
-    """(folder name, run) of every method with every seed.
+    """(folder name, run) of every method with every seed; arguments as of ``Study.grid``.
 
     With seed s the task's data are drawn with ``data_seed_of(s)``, the same for all methods, where the task draws
-    anything (``Task.drawn``) and nothing else is asked for.
-
-    Args:
-        labels: methods, each with settings of its own if any: "fedism-plus:state=L,q=1".
-        task: name or name:preset.
-        seeds: different numbers >= 0.
-        rounds: T, the preset's when None.
-        sites: number of sites, the preset's when None.
-        values: settings of all methods; a ``data_seed`` among them fixes the data.
-        fixed_data: every seed has the preset's own data.
+    anything (``Task.drawn``) and no ``data_seed`` is among the ``values``, which are settings of all methods.
 
     Raises:
         UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
     """
     shared, found = dict(values or {}), []
-    fixed_data = fixed_data or _sets_data_seed(shared)
+    choices = {"rounds": rounds, "sites": sites, "values": shared}
     for label in labels:
-        name, own = split_method(label)
-        if _sets_data_seed(own):
+        if _sets_data_seed(split_method(label)[1]):
             raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
         for seed in seeds:
-            made = partial(make_config, name, task, rounds=rounds, sites=sites, seed=seed, over=own)
-            config = made(values=shared)
-            if drawn := {} if fixed_data else data_values(config, shared, seed):
-                config = made(values=shared | drawn)
+            config = config_of(label, task, seed, choices, draw=not fixed_data)
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
     return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
+
+
+def config_of(
+    label: str, task: str, seed: int, choices: Mapping[str, Any], *, draw: bool, over: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The run of a METHOD label with a seed.
+
+    Args:
+        label: "fedism-plus:state=L,q=1".
+        task: name or name:preset.
+        seed: of the run, and of its data where ``draw``, the task draws them and no ``data_seed`` is given.
+        choices: rounds, sites and values of ``make_config``.
+        draw: see ``seed``.
+        over: settings that win over all others.
+    """
+    (name, own), values = split_method(label), dict(choices.get("values") or {})
+    made = partial(make_config, name, task, seed=seed, over={**own, **(over or {})})
+    config = made(**{**choices, "values": values})
+    if not draw or _sets_data_seed(values) or not tasks.load(config.task, config.preset, **config.options).drawn():
+        return config
+    return made(**{**choices, "values": {**values, f"task.{DATA_SEED}": data_seed_of(seed)}})
 
 
 class Study:
@@ -305,15 +313,6 @@ def data_seed_of(seed: int) -> int:
     return derive(seed, "data") % 10**9
 
 
-def data_values(config: RunConfig, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The setting that draws the data of a seed; {} where the task draws nothing or ``values`` fix it."""
-    return {} if _sets_data_seed(values) or not _draws(config) else {f"task.{DATA_SEED}": data_seed_of(seed)}
-
-
-def _draws(config: RunConfig) -> bool:
-    return bool(tasks.load(config.task, config.preset, **config.options).drawn())
-
-
 def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
     """Raise UserError, before anything runs, where runs of one seed differ in more than the method and its training."""
     first: dict[int, tuple[str, RunConfig]] = {}
@@ -337,12 +336,7 @@ ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients",
 def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
     """(folder name, run) of a run and of its references, on the same data, from the same first model, equally long.
 
-    Args:
-        config: the run.
-        names: "solo" and "pooled", or one of them.
-
-    Raises:
-        UserError: a reference cannot be: the data of these sites may not be pooled.
+    ``names``: "solo" and "pooled", or one of them. Raises UserError where the data of these sites may not be pooled.
     """
     own = default_folder(config).name.partition(f"-{config.task}-")[0]
     return same_headline([(own, config), *((name, reference_of_run(config, name)) for name in names)])
@@ -368,7 +362,7 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
 
 
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
-    """``Federation.sites`` of a run's report."""
+    """``Federation.sites``."""
     import pandas
 
     rows = {name: _row(site) for name, site in report["sites"].items()}
@@ -376,7 +370,6 @@ def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
 
 
 def _row(site: Mapping[str, Any]) -> dict[str, Any]:
-    """A site of ``report.json`` as a row of a table."""
     row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
     kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
     for prefix, name in kinds.items():
