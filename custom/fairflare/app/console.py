@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,22 @@ from fairflare.app.display import clean, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
 
+SPLITS = ("train", "val", "test")
+
 
 def say(text: str) -> None:
     """Plain text on stdout."""
     click.echo(clean(text))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """A table on stdout, of which the first ``left`` columns begin at the left."""
+    shown = Table(title=escape(title))
+    for number, name in enumerate(columns):
+        shown.add_column(escape(name), justify="left" if number < left else "right")
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    out.print(shown)
 
 
 def dump(content: Any) -> None:
@@ -110,14 +122,12 @@ def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
 
 def prepared(found: Mapping[str, Any], dest: Path) -> None:
     """What ``fairflare prepare`` wrote, and the command that runs on it."""
-    shown = Table(title=f"{found['task']} in {dest}")
-    for name in ("site or test set", "what it is", "train", "val", "test"):
-        shown.add_column(name, justify="left" if name in ("site or test set", "what it is") else "right")
-    for kind in ("sites", "shared"):
-        for name, about in found[kind].items():
-            sizes = [str(about.get(split, "")) for split in ("train", "val", "test")]
-            shown.add_row(escape(name), escape(str(about.get("kind", "shared test set"))), *sizes)
-    out.print(shown)
+    rows = [
+        (name, str(about.get("kind", "shared test set")), *(str(about.get(split, "")) for split in SPLITS))
+        for kind in ("sites", "shared")
+        for name, about in found[kind].items()
+    ]
+    show_table(f"{found['task']} in {dest}", ("site or test set", "what it is", *SPLITS), rows, left=2)
     say(f"run it: fairflare run METHOD --datalists {dest}")
 
 

@@ -8,11 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from fairflare.app.console import say
-from fairflare.app.display import out
+from fairflare.app.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
@@ -44,15 +40,12 @@ def write(content: dict[str, Any], folder: Path) -> None:
 def show(content: dict[str, Any], folder: Path) -> None:
     """A table per hospital, and where the page is."""
     for name, site in content["sites"].items():
-        shown = Table(title=f"{escape(name)}: {plural(int(site['n'] or 0), 'case')}")
-        shown.add_column("")
-        for column in ("value", "95 % interval", "same for all"):
-            shown.add_column(column, justify="right")
-        for metric, one in discrimination(site, content):
-            shown.add_row(escape(metric), one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
-        for row in _calibration(site):
-            shown.add_row(*row)
-        out.print(shown)
+        rows = [
+            (metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
+            for metric, one in discrimination(site, content)
+        ]
+        title = f"{name}: {plural(int(site['n'] or 0), 'case')}"
+        show_table(title, ("", "value", "95 % interval", "same for all"), [*rows, *_calibration(site)])
         for sentence in _sentences(site, content):
             say(sentence)
     for name, why in content["rejected"].items():

@@ -107,7 +107,7 @@ def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not _has_begun(folder) or (had and never_started(folder)):
+            if not has_begun(folder) or (had and never_started(folder)):
                 _remove(folder)
                 _put_back(folder)
             _discard(folder / BEFORE)
@@ -214,7 +214,7 @@ def never_started(folder: Path) -> bool:
         return False
 
 
-def _has_begun(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
     """Whether the run's log holds at least one whole, valid line; raises UserError when it cannot be read."""
     return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
 
@@ -265,7 +265,7 @@ def _put_back(folder: Path) -> None:
 def _recover(folder: Path) -> None:
     """After a kill: the run before is back unless the new one had begun, which then goes on."""
     if (folder / BEFORE).is_dir():
-        if _has_begun(folder) and not never_started(folder):
+        if has_begun(folder) and not never_started(folder):
             _discard(folder / BEFORE)
             return
         _remove(folder)

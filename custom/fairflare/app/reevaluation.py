@@ -48,30 +48,25 @@ def look_again(
 ) -> Json:
     """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
 
-    Args:
-        comparison: see ``report.compare``.
-        runs: see ``arms_of``.
-        resamples: see ``resampled``; 0: none.
-        options: see ``elsewhere``.
+    ``runs``: configuration, folder and summary (the "detail" of report.json) of each run of the comparison.
     """
     if not resamples and not options:
         return comparison
-    arms = arms_of(comparison, runs)
+    arms = _arms_of(comparison, runs)
     comparison = resampled(comparison, arms, resamples) if resamples else comparison
     return elsewhere(comparison, arms, options) if options else comparison
 
 
-def arms_of(comparison: Mapping[str, Any], runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]) -> Arms:
-    """The runs of a comparison by method and seed.
-
-    Args:
-        comparison: see ``report.compare``.
-        runs: configuration, folder and summary (the "detail" of report.json) of each run.
-    """
+def _arms_of(comparison: Mapping[str, Any], runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]) -> Arms:
     found: dict[str, dict[int, tuple[RunConfig, Path]]] = {}
     for method in comparison["methods"]:
-        own = [run for run in runs if _is_of(run[2], method) and "counted" not in run[2] and SHOWN not in method]
-        by_seed = {run[2]["seed"]: run[:2] for run in own}
+        by_seed = {
+            detail["seed"]: (config, folder)
+            for config, folder, detail in runs
+            if all(detail[key] == method[key] for key in ("method", "training"))
+            and "counted" not in detail
+            and SHOWN not in method
+        }
         if set(comparison["seeds"]) <= set(by_seed):
             found[method["label"]] = {seed: by_seed[seed] for seed in comparison["seeds"]}
     return found
@@ -83,21 +78,15 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
     A verdict then needs both intervals on the same side of zero. All methods see the same resamples of a seed's
     patients, so that these cancel in the difference. Where every seed has the same test patients, as with natural
     splits or fixed data, all seeds see the same resamples too.
-
-    Args:
-        comparison: see ``report.compare``.
-        arms: its runs; a method that is not there gets no interval.
-        resamples: of the patients of each seed's sites, at least 1.
+    A method that is not among the ``arms`` gets no interval.
     """
     first = comparison["reference"]
     higher = comparison["higher_is_better"]
     crossed = _same_patients([config for found in arms.values() for config, _ in found.values()])
-    values = {
-        label: {
-            seed: _quantities(*run, resamples, higher, drawn_by=0 if crossed else seed) for seed, run in found.items()
-        }
-        for label, found in arms.items()
-    }
+    values: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for label, by_seed in arms.items():
+        drawn = {seed: _quantities(*run, resamples, higher, 0 if crossed else seed) for seed, run in by_seed.items()}
+        values[label] = drawn
     for method in comparison["methods"][1:]:
         if first not in values or method["label"] not in values:
             continue
@@ -219,10 +208,6 @@ def _loaded(config: RunConfig, folder: Path) -> Parts:
     parts = build_parts(config, at_site=True)
     parts.network.load_state_dict(read_model(folder / MODEL))
     return parts
-
-
-def _is_of(run: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
-    return bool(run["method"] == method["method"] and run["training"] == method["training"])
 
 
 def _without(what: str, labels: Sequence[str]) -> list[str]:

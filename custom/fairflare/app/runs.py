@@ -23,6 +23,7 @@ from fairflare.app.folders import (
     RIDER,
     check_path,
     fresh_folder,
+    has_begun,
     is_complete,
     is_run,
     opened,
@@ -74,7 +75,6 @@ def execute(
     """Run ``config`` into ``folder`` and return the content of ``report.json``.
 
     Args:
-        config: the run.
         folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
         env: "local" or "sim".
         sim_threads: simulator threads; as many as sites when None.
@@ -153,10 +153,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
 
 def report_again(folder: Path) -> dict[str, Any]:
     """(Re)write the report of the run in ``folder`` and return the content of ``report.json``; see ``write_report``."""
-    _require_folder(folder)
-    if not is_run(folder):
-        return write_report(folder)  # which says what is missing
-    with opened(folder):
+    with _opened_run(folder):
         return write_report(folder)
 
 
@@ -164,12 +161,10 @@ def report_editions(
     folder: Path, sites: Sequence[str], out: Path | None = None
 ) -> tuple[dict[str, dict[str, Any]], Path]:
     """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
-    _require_folder(folder)
     where = out or folder / EDITIONS
+    _require_folder(folder)
     check_path(where)
-    if not is_run(folder):
-        return write_editions(folder, sites, where), where  # which says what is missing
-    with opened(folder):
+    with _opened_run(folder):
         return write_editions(folder, sites, where), where
 
 
@@ -201,14 +196,8 @@ def run_once(
 def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """How many processes the sites of a run on this machine are spread over.
 
-    Args:
-        wanted: a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
-            and for a stacked run.
-        config: the run.
-        parts: those of ``config``.
-
-    Raises:
-        UserError: this system, or a stacked run, cannot have several.
+    ``wanted`` is a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
+    and for a stacked run. Raises UserError where this system, or a stacked run, cannot have several.
     """
     sites = len(parts.task.sites())
     if config.stacked:
@@ -231,11 +220,7 @@ def _with_room(folder: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FairFlareError) or not is_full(error):
             raise
-        raise RunFailed(advice(error, folder, _has_begun(folder))) from error
-
-
-def _has_begun(folder: Path) -> bool:
-    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+        raise RunFailed(advice(error, folder, has_begun(folder))) from error
 
 
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
@@ -307,6 +292,12 @@ def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
         return write_report(folder)
 
 
+def _opened_run(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """``opened`` where there is a run; whoever reports says what is missing."""
+    _require_folder(folder)
+    return opened(folder) if is_run(folder) else contextlib.nullcontext()
+
+
 def _require_folder(folder: Path) -> None:
     if not os.path.isdir(folder):  # False of an impossible name as well
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no folder")
@@ -319,7 +310,6 @@ def _configured(folder: Path) -> dict[str, Any] | None:
 
 
 def title(config: RunConfig) -> str:
-    """A run in a few words."""
     return f"{_composed(config)} on {config.task}:{config.preset}, seed {config.seed}"
 
 
@@ -347,13 +337,11 @@ def execute_deployed(
     """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``.
 
     Args:
-        config: the run; the data are at the sites, so that only they can say what is wrong with them.
         folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
         env: "poc" or "prod".
         kit: startup kit of the user who submits; for a POC its project admin's by default.
         timeout: seconds until the job must be over.
         preinstalled: the job brings no code.
-        force: see ``folder``.
 
     Raises:
         UserError: no such kit, no such sites, or the server refuses user or job.
@@ -367,16 +355,19 @@ def execute_deployed(
     for caution in cautions(config, parts):
         display.note(caution)
     with fresh_folder(folder, force):
-        run_deployed(config, folder, env, kit, timeout=timeout, preinstalled=preinstalled, watch=_tell)
+        run_deployed(
+            config,
+            folder,
+            env,
+            kit,
+            timeout=timeout,
+            preinstalled=preinstalled,
+            watch=lambda text: err.print(escape(text), soft_wrap=True),
+        )
         verify_run(folder)
         if not (folder / REPORT).is_file():
             raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
     return json.loads((folder / REPORT).read_text())
-
-
-def _tell(text: str) -> None:
-    """A remark in one line, however long: it may hold a command."""
-    err.print(escape(text), soft_wrap=True)
 
 
 @contextlib.contextmanager
