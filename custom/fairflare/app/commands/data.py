@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fairflare.app.intake.ask import Reading
 
 LEVEL = "LEVEL"
-TEXTS = ("label", "site", "patient", "since", "window", "new_splits")
 LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
 
 
@@ -84,17 +83,9 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        lists: dict[str, Any] = {key: _names(given[key]) for key in LISTS}
-        texts: dict[str, Any] = {
-            key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")
-        }
-        chosen = Choices(
-            **lists,
-            **texts,
-            kind=given["kind"] or "",
-            slices=given["slices"] or 0,
-            ask=partial(_ask, counter) if asks else refuse,
-        )
+        given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
+        given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
+        chosen = Choices(**given)
         proposal = look(folder, chosen, counter.saw)
         files = contents(root, proposal.found, bool(proposal.links))
     if as_json:
@@ -180,12 +171,9 @@ def preflight(
     if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
         where = f" at {some(broken)}" if path.is_dir() else ""
         other = len(broken) < len(found) and len(broken) <= FEW
-        left = f"; without {_these(broken)}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
+        these = "it" if len(broken) == 1 else "them"
+        left = f"; without {these}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
         raise RunFailed(f"preflight: the data{where} have errors, no run can start{left}")
-
-
-def _these(sites: list[str]) -> str:
-    return "it" if len(sites) == 1 else "them"
 
 
 @click.command()

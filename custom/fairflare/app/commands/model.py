@@ -43,14 +43,11 @@ code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", h
 def predict(
     run: Path,
     inputs: tuple[Path, ...],
-    which: str,
-    site: str,
-    site_files: Path | None,
-    plain: bool,
     code: tuple[Path, ...],
     out: Path | None,
     force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Predict images or the rows of a table with the model of the run in the folder RUN.
 
@@ -63,11 +60,12 @@ def predict(
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about, predict
+    from fairflare.report.values import plural
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
-    opened = open_run(run, site, which=which, site_files=site_files, plain=plain)
+    opened = open_run(run, **how)
     with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
@@ -75,14 +73,9 @@ def predict(
     if as_json:
         console.dump({"folder": str(folder), **about(opened), "cases": len(found.rows), "unlike": found.unlike})
         return
-    console.say(said(opened, len(found.rows), folder))
-
-
-def said(opened: Opened, n: int, folder: Path) -> str:
-    """The last lines of the command."""
     whose = f"the {opened.whose} model" + (f" of {opened.site}" if opened.whose != "shared" else "")
     adjusted = f", {opened.adjustment.words} of {opened.site}" if opened.adjustment else ""
-    return f"{n} {'case' if n == 1 else 'cases'} by {whose}{adjusted}\nresults: {folder}"
+    console.say(f"{plural(len(found.rows), 'case')} by {whose}{adjusted}\nresults: {folder}")
 
 
 SPLITS = ("all", "test", "val")
@@ -167,20 +160,13 @@ def evaluate(
         opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
         other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
     if job or env != "local":
-        choices = {
-            "name": name,
-            "site": site,
-            "split": split != ALL,
-            "label": label,
-            "own": own,
-            "recalibrate": recalibrate,
-        }
+        choices = {"name": name, "site": site, "split": split != ALL, "label": label}
+        choices |= {"own": own, "recalibrate": recalibrate}
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        asked_of = {"group_by": group_by, "min_count": min_count}
-        config = evaluation.job_config(opened, sites, data, asked_of)
+        config = evaluation.job_config(opened, sites, data, {"group_by": group_by, "min_count": min_count})
         _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
         return
     if data is None:
@@ -247,14 +233,11 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 def export_model(
     run: Path,
     form: str,
-    which: str,
-    site: str,
-    site_files: Path | None,
-    plain: bool,
     code: tuple[Path, ...],
     out: Path | None,
     force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
 
@@ -271,7 +254,7 @@ def export_model(
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")
     check(folder, "model", force)
-    opened = open_run(run, site, which=which, site_files=site_files, plain=plain)
+    opened = open_run(run, **how)
     with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
         remarks = export_model(opened, form, scratch)
     for line in remarks:

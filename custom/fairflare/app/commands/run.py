@@ -47,11 +47,9 @@ def run(
     pooled: bool,
     env: str,
     deployment: dict[str, Any] | None,
-    sim_threads: int | None,
-    workers: int | None,
     out: Path | None,
-    force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Run one federation of METHOD and write its report.
 
@@ -72,24 +70,20 @@ def run(
         from fairflare.app.study import with_references
 
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
-        arms = with_references(config, ["pooled"])
-        comparison = compare_all(arms, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
         console.dump(comparison) if as_json else results.comparison(comparison, folder)
         return
     if deployment:
-        summary = execute_deployed(config, folder, force=force, **deployment)
+        summary = execute_deployed(config, folder, force=how["force"], **deployment)
     else:
-        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        summary = execute(config, folder, env=env, **how)
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
 
 
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
     """``config`` with what ``--solo`` or ``--no-solo`` says, else with ``--set solo=...``, else as it goes by itself.
 
-    Args:
-        config: the run.
-        solo: None: neither was given.
-        env: where it runs; a deployed federation has to be asked.
+    ``solo``: None where neither was given. A deployed federation has to be asked.
     """
     from fairflare.engine.setup.benefit import asks_by_itself, with_benefit
 
@@ -106,12 +100,12 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 @cache_option
 @workers_option
 @as_json
-def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: bool) -> None:
+def resume(folder: Path, as_json: bool, **how: Any) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
     from fairflare.app import console, results
     from fairflare.app.runs import resume as resume_run
 
-    summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
+    summary = resume_run(folder, **how)
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
 
 
@@ -126,11 +120,8 @@ def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: 
 def export(
     config: RunConfig,
     out: Path,
-    name: str | None,
     solo: bool | None,
-    simulation: bool,
-    preinstalled: bool,
-    force: bool,
+    **how: Any,
 ) -> None:
     """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
     they run, see `fairflare inspect`.
@@ -142,5 +133,5 @@ def export(
     from fairflare.engine.setup.benefit import with_benefit
 
     config = with_benefit(config, config.solo if solo is None else solo)
-    export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)
+    export_job(config, out, **how)
     console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

@@ -79,17 +79,14 @@ def compare(
     grid: tuple[str, ...],
     fixed_data: bool,
     env: str,
-    sim_threads: int | None,
-    workers: Workers | None,
     out: Path | None,
     tables: Path | None,
     pareto: str,
     resample: int,
     test_on: tuple[str, ...],
     solo: bool,
-    shared: bool,
-    force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Run methods on the same data, the same initial models and matched seeds, and compare them.
 
@@ -115,17 +112,8 @@ def compare(
         check_elsewhere(configs[0][1], one)
     if tables:
         check_tables(tables)
-    comparison = compare_all(
-        configs,
-        folder,
-        env=env,
-        force=force,
-        sim_threads=sim_threads,
-        workers=workers,
-        pareto=front,
-        shared=shared,
-        again=partial(look_again, resamples=resample, options=options),
-    )
+    again = partial(look_again, resamples=resample, options=options)
+    comparison = compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         write_comparison(comparison, tables, command or "fairflare compare")
     console.dump(comparison) if as_json else results.comparison(comparison, folder)
@@ -158,10 +146,9 @@ def contribution(
     shapley: bool,
     permutations: int,
     fixed_data: bool,
-    workers: Workers | None,
     out: Path | None,
-    force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
@@ -177,7 +164,7 @@ def contribution(
     which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
     name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
     folder = out or Path("runs") / name
-    result = measure_contribution(found, folder, force=force, workers=workers)
+    result = measure_contribution(found, folder, **how)
     console.dump(result) if as_json else results.contribution(result, folder)
 
 
@@ -199,10 +186,9 @@ def riders(
     seeds: str,
     kinds: str,
     fixed_data: bool,
-    workers: Workers | None,
     out: Path | None,
-    force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Simulate free riders under each METHOD: who finds them, and who is accused instead.
 
@@ -217,7 +203,7 @@ def riders(
     question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
-    found = measure_riders(question, wanted, folder, force=force, workers=workers)
+    found = measure_riders(question, wanted, folder, **how)
     console.dump(found) if as_json else results.riders(found, folder)
 
 
@@ -265,12 +251,9 @@ def search(
     told_apart = {**choices, "over": list(over), "by": (method, objective, weight)}
     folder = out or Path("runs") / comparison_name(task, told_apart, "search")
     found = run_search(wanted, folder, workers=workers)
-    console.dump(found) if as_json else _say(found, folder)
-
-
-def _say(found: dict[str, Any], folder: Path) -> None:
-    from fairflare.app import console
-
+    if as_json:
+        console.dump(found)
+        return
     best, test = found["best"], found["test"]
     settings = ", ".join(f"{key}={value}" for key, value in best["values"].items())
     console.say(f"best of {len(found['trials'])} trials: {settings}")
