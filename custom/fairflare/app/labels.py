@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,3 +136,21 @@ def comparison_name(task: str, shared: Mapping[str, Any], what: str = "compare")
     chosen = {key: value for key, value in shared.items() if value and value != "local"}
     suffix = f"-{hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:6]}" if chosen else ""
     return f"{what}-{task.replace(':', '-')}{suffix}"
+
+
+def set_variables(variables: Mapping[str, str | None]) -> None:
+    """Set variables of the environment; None: unset."""
+    for key, value in variables.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Within: these variables; after it they are as they were, whatever was set meanwhile."""
+    before = {key: os.environ.get(key) for key in variables}
+    set_variables(variables)
+    try:
+        yield
+    finally:
+        set_variables(before)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.labels import CACHE, at_most, parse_pairs
+from fairflare.app.labels import CACHE, at_most, environment, parse_pairs
 from fairflare.app.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
@@ -33,7 +33,6 @@ class AnyPath(click.Path):
     """A path that the system can look up; whether it is there, and what it is, is the command's to say."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``value`` as the type says; refuses an empty one, one that is too long and links that lead in a circle."""
         if not os.fspath(value):
             self.fail("expected a path, got none", param, ctx)
         try:
@@ -80,7 +79,6 @@ class Workers(click.ParamType):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """The number, or None."""
         text = str(value)
         if text == "auto":
             return None
@@ -138,14 +136,8 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--no-cache", is_flag=True, help="Render simulated data anew, and keep none of them.")
     @functools.wraps(command)
     def with_cache(*, no_cache: bool, **others: Any) -> None:
-        before = os.environ.get(CACHE)
-        if no_cache:
-            os.environ[CACHE] = "off"
-        try:
+        with environment({CACHE: "off"} if no_cache else {}):
             command(**others)
-        finally:
-            os.environ.pop(CACHE, None)
-            os.environ.update({CACHE: before} if before is not None else {})
 
     return with_cache
 
@@ -174,22 +166,19 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         *,
         script: Path | None,
         plan: Path | None,
-        task: str | None,
-        datalists: Path | None,
-        kind: str | None,
-        classes: str | None,
         code: tuple[Path, ...],
         without: tuple[str, ...],
         pairs: tuple[str, ...],
         **others: Any,
     ) -> None:
         user_code.use((*code, *([script] if script else [])))
+        told = {key: others.pop(key) for key in ("task", "datalists", "kind", "classes")}
         if script:
-            if task or kind or plan:
+            if told["task"] or told["kind"] or plan:
                 raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
-            chosen, own = own_script(script, datalists, classes)
+            chosen, own = own_script(script, told["datalists"], told["classes"])
         else:
-            chosen, own = own_data(task, datalists, kind, classes)
+            chosen, own = own_data(**told)
             own = (*own, *plan_pairs(plan, chosen, pairs))
         command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
 
@@ -270,18 +259,10 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @accept_option
     @weights_option
     @functools.wraps(command)
-    def with_choices(
-        *,
-        rounds: int | None,
-        sites: int | None,
-        pairs: tuple[str, ...],
-        accept: tuple[str, ...],
-        init_from: str | None,
-        **others: Any,
-    ) -> None:
+    def with_choices(*, pairs: tuple[str, ...], accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
         pairs = (*pairs, f"accept={','.join(accept)}") if accept else pairs
-        choices = {"rounds": rounds, "sites": sites, "values": parse_pairs(pairs, init_from)}
-        command(choices=choices, **others)
+        choices = {key: others.pop(key) for key in ("rounds", "sites")}
+        command(choices={**choices, "values": parse_pairs(pairs, init_from)}, **others)
 
     return with_choices
 
@@ -315,10 +296,8 @@ def own_data(
 ) -> tuple[str, tuple[str, ...]]:
     """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
 
-    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds.
-
-    Raises:
-        UserError: neither is given, or the folder holds no lists.
+    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds. Raises UserError where neither is
+    given, or the folder holds no lists.
     """
     from fairflare.engine.setup.tasks import TASKS
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description, sites_in
@@ -353,10 +332,8 @@ def own_data(
 def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
     """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
 
-    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file.
-
-    Raises:
-        UserError: no folder in DIR.
+    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file. Raises UserError
+    where no folder is in DIR.
     """
     pairs: tuple[str, ...] = (f"script={script.stem}.network",)
     if data is not None:
@@ -375,11 +352,7 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
 
 
 def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
-    """``pairs`` whose ``site_names`` lack those that are left out.
-
-    Raises:
-        UserError: no pair names the sites, one is not among them, or none would be left.
-    """
+    """``pairs`` whose ``site_names`` lack those that are left out, of which UserError is raised where none is left."""
     if not left_out:
         return pairs
     given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
@@ -397,11 +370,7 @@ def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str,
 
 
 def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them.
-
-    Raises:
-        UserError: the file is no plan, or one of another kind of data.
-    """
+    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
     if plan is None:
         return ()
     from fairflare.engine.setup.plans import BESIDE, read_plan
@@ -416,11 +385,7 @@ def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[st
 
 
 def own_names(values: Mapping[str, Any], *owners: str) -> dict[str, Any]:
-    """{"task.size": 32, "labels": 3} -> {"size": 32, "labels": 3}, for commands that know these owners alone.
-
-    Raises:
-        UserError: a bare and a full name stand for the same.
-    """
+    """{"task.size": 32, "labels": 3} -> {"size": 32, "labels": 3}, for commands that know these owners alone."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         owner, _, name = key.rpartition(".")

@@ -31,6 +31,7 @@ from joblib import Parallel, delayed
 
 from fairflare.app import display
 from fairflare.app.display import Board
+from fairflare.app.labels import set_variables
 from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
@@ -345,9 +346,7 @@ def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome
 
 def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, str] | None = None) -> None:
     """What a process does: the runs that it is given, one after the other."""
-    for key, text in (environment or {}).items():
-        os.environ.pop(key, None)
-        os.environ.update({key: text} if text else {})
+    set_variables({key: text or None for key, text in (environment or {}).items()})
 
     def say(*said: Any) -> None:
         channel.send(("said", *said))

@@ -28,7 +28,7 @@ from fairflare.app.folders import (
     is_run,
     opened,
 )
-from fairflare.app.labels import CACHE
+from fairflare.app.labels import CACHE, environment
 from fairflare.core import registry, user_code
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
@@ -374,20 +374,15 @@ def execute_deployed(
 def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
     """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
     torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
-    before, threads = {key: os.environ.get(key) for key in (user_code.VARIABLE, CACHE)}, torch.get_num_threads()
+    threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    _set(named)
     try:
-        yield
+        with environment(
+            {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: os.environ.get(CACHE), **named}
+        ):
+            yield
     finally:
-        _set(before)
         torch.set_num_threads(threads)
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for key, value in variables.items():
-        os.environ.pop(key, None)
-        os.environ.update({} if value is None else {key: value})
