@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.app.comparison import initial_scores
 from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.labels import LONGEST_BYTES, folder_name
 from fairflare.app.parallel import Workers
-from fairflare.app.reevaluation import initial_scores
 from fairflare.app.runs import run_once
 from fairflare.app.study import Study, config_of
 from fairflare.core.errors import UserError

@@ -178,7 +178,7 @@ def inspect(context: click.Context, job: Path, as_json: bool) -> None:
     (docs/audit-a-job.md).
     """
     from fairflare.app import console
-    from fairflare.app.inspection import inspected, show
+    from fairflare.app.jobs import inspected, show
 
     found = inspected(job)
     console.dump(found) if as_json else show(found)

@@ -196,7 +196,7 @@ def _run_job(
 ) -> None:
     """Write the job, or run it and tell what came of it."""
     from fairflare.app import console, evaluation
-    from fairflare.app.job_folders import export_job
+    from fairflare.app.jobs import export_job
     from fairflare.app.runs import execute, execute_deployed
 
     if job is not None:

@@ -129,7 +129,7 @@ def export(
     METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
     """
     from fairflare.app import console
-    from fairflare.app.job_folders import export_job
+    from fairflare.app.jobs import export_job
     from fairflare.engine.setup.benefit import with_benefit
 
     config = with_benefit(config, config.solo if solo is None else solo)

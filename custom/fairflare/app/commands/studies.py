@@ -96,8 +96,14 @@ def compare(
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
     from fairflare.app import console, results
-    from fairflare.app.comparison import check_tables, compare_all, write_comparison
-    from fairflare.app.reevaluation import check_elsewhere, look_again, parse_options
+    from fairflare.app.comparison import (
+        check_elsewhere,
+        check_tables,
+        compare_all,
+        look_again,
+        parse_options,
+        write_comparison,
+    )
     from fairflare.app.study import arms
     from fairflare.engine.setup.benefit import can_ask, with_benefit
 
