@@ -16,14 +16,7 @@ import torch
 
 from fairflare.app import display
 from fairflare.app.labels import CACHE
-from fairflare.app.options import (
-    cache_option,
-    config_options,
-    out_option,
-    run_options,
-    threads_option,
-    workers_option,
-)
+from fairflare.app.options import cache_option, config_options, out_option, run_options, threads_option, workers_option
 from fairflare.app.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
 from fairflare.app.runs import as_before, default_folder, execute_deployed, run_once, title
 from fairflare.core import user_code

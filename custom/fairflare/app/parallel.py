@@ -37,15 +37,7 @@ from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.processes import GRACE
 from fairflare.core.versions import all_versions, differences
-from fairflare.core.workers import (
-    Worker,
-    check_possible,
-    portable,
-    ready,
-    start_method,
-    stop,
-    usable_cores,
-)
+from fairflare.core.workers import Worker, check_possible, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 
 EVERYONES = (

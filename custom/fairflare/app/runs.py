@@ -18,16 +18,7 @@ from rich.markup import escape
 
 from fairflare.app import display
 from fairflare.app.display import duration, err
-from fairflare.app.folders import (
-    FLARE_LOG,
-    RIDER,
-    check_path,
-    fresh_folder,
-    has_begun,
-    is_complete,
-    is_run,
-    opened,
-)
+from fairflare.app.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
 from fairflare.app.labels import CACHE, environment
 from fairflare.core import registry, user_code
 from fairflare.core.errors import FairFlareError, RunFailed, UserError

@@ -170,12 +170,7 @@ class Study:
         return made
 
     def fit(
-        self,
-        out: str | os.PathLike[str],
-        *,
-        workers: Workers | None = 1,
-        force: bool = False,
-        progress: bool = True,
+        self, out: str | os.PathLike[str], *, workers: Workers | None = 1, force: bool = False, progress: bool = True
     ) -> Study:
         """Make the runs that are missing in ``out``, and return the study.
 

@@ -231,13 +231,7 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @click.option("--force", is_flag=True, help="Replace --out if it holds an earlier export.")
 @as_json
 def export_model(
-    run: Path,
-    form: str,
-    code: tuple[Path, ...],
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    **how: Any,
+    run: Path, form: str, code: tuple[Path, ...], out: Path | None, force: bool, as_json: bool, **how: Any
 ) -> None:
     """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
 

@@ -117,12 +117,7 @@ def resume(folder: Path, as_json: bool, **how: Any) -> None:
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @force_option
-def export(
-    config: RunConfig,
-    out: Path,
-    solo: bool | None,
-    **how: Any,
-) -> None:
+def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
     """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
     they run, see `fairflare inspect`.
 
