@@ -65,10 +65,10 @@ def compare_all(
         env: "local" or "sim".
         force: runs everything again.
         sim_threads: see ``execute``.
-        workers: processes that compute side by side, see ``parallel.budget``.
-        pareto: the two quantities of the Pareto front, see ``compare``.
-        again: adds to a comparison what it finds in the runs, see ``second_look.look_again``.
-        shared: the shared models' results, also where sites use models of their own, see ``compare``.
+        workers: see ``parallel.budget``.
+        pareto: see ``compare``.
+        again: adds to a comparison what it finds in the runs, see ``look_again``.
+        shared: see ``compare``.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, force=force, sim_threads=sim_threads)
     with study.finished(folder, one, workers=workers, env=env) as reports:

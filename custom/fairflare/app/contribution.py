@@ -19,9 +19,8 @@ from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.labels import LONGEST_BYTES, folder_name
 from fairflare.app.parallel import Workers
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, config_of
+from fairflare.app.study import Study, config_of, facts
 from fairflare.core.errors import UserError
-from fairflare.core.versions import all_versions
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig, checked_config
 from fairflare.engine.state import save_json
@@ -30,7 +29,6 @@ from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
-from fairflare.report.tables import machine
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000
@@ -106,14 +104,6 @@ def measure_contribution(
         title = f"Contribution of sites: {result['method']} on {result['task']}"
         write_tables(folder, Path(RESULT).stem, title, contribution_tables(result), facts=facts(), with_json=False)
     return result
-
-
-def facts() -> dict[str, str]:
-    """What stands below tables that a command writes: the machine, and the versions of what ran."""
-    return {
-        "machine": machine(),
-        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
-    }
 
 
 class _Plan:

@@ -114,11 +114,8 @@ class Observer:
     SCORING = "scoring"
 
     def __init__(self, starting: bool = False, headline: str = "") -> None:
-        """
-        Args:
-            starting: True while processes start first, as in the simulator.
-            headline: the metric of which mean and worst site are shown, where sites send it; a loss otherwise.
-        """
+        """``starting``: processes start first, as in the simulator; ``headline``: the metric that is shown, see
+        ``score_words``."""
         self._first, self.headline = "starting FLARE" if starting else "preparing", headline
         self._read = 0
         """Bytes of the audit log that have been shown."""
@@ -247,14 +244,7 @@ class Progress(_Lively, Observer):
     SCORING = "scoring, writing the report"
 
     def __init__(self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> None:
-        """
-        Args:
-            title: what runs.
-            rounds: T.
-            sites: number of sites, for the bar over their data.
-            starting: see ``Observer``.
-            headline: see ``Observer``.
-        """
+        """``sites``: how many, for the bar over their data; ``starting`` and ``headline`` as of ``Observer``."""
         super().__init__(starting, headline)
         self._title, self._rounds, self._sites, self._errors = title, rounds, sites, 0
         columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[state]}")
@@ -333,12 +323,7 @@ class Board:
     """
 
     def __init__(self, runs: Mapping[str, RunConfig], seconds: Mapping[str, float | None] | None = None) -> None:
-        """
-        Args:
-            runs: the name and the configuration of every run.
-            seconds: name -> what a run is expected to take, where runs of several tasks are side by side; used if it
-                is known of all.
-        """
+        """``seconds``: name -> what a run will take, where several tasks are side by side; used if known of all."""
         from fairflare.app.describe import relative_cost
         from fairflare.core import registry
 
@@ -417,10 +402,8 @@ class Board:
 def score_words(entry: Mapping[str, Any], headline: str) -> str:
     """Mean and worst site of a round, as in "validation dice 0.710, worst 0.620 (VA)"; "" where no site sent anything.
 
-    Args:
-        entry: the round as the audit log has it. The sites measured the model that they received.
-        headline: the metric; where no site sends it (no validation split, secure sums), a loss takes its place, of
-            which the largest is the worst.
+    The sites measured the model that they received. Where none sends the ``headline`` metric (no validation split,
+    secure sums), a loss takes its place, of which the largest is the worst.
     """
     name, values = scored(entry, headline)
     if not values:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from fairflare.app.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
-from fairflare.inference.atomic_output import whole_folder
 from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
 from fairflare.report.metrics import label
 from fairflare.report.values import ends, plural, signed, text
@@ -26,13 +24,7 @@ CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration 
 Json = Mapping[str, Any]
 
 
-def whole(folder: Path, force: bool) -> AbstractContextManager[Path]:
-    """Within: an empty folder, which becomes ``folder`` if nothing is raised; see ``whole_folder``."""
-    return whole_folder(folder, KIND, force=force)
-
-
 def write(content: dict[str, Any], folder: Path) -> None:
-    """Both files."""
     save_json(folder / RESULT, content)
     save_text(folder / PAGE, render(content))
 
@@ -85,12 +77,9 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
 
     Args:
         opened: the run.
-        sites: their names, separated by commas; empty: those of ``data``, or of a task that brings its data.
+        sites: their names, separated by commas; empty: those of ``data``.
         data: a folder with the lists of all of them on this machine; None: each has its own.
         asked: group_by and min_count.
-
-    Raises:
-        UserError: the run's model is not one for all sites, or nobody says which sites.
     """
     from fairflare.engine.setup.external import evaluation_of
     from fairflare.engine.setup.initial import named
@@ -120,11 +109,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
 
 
 def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
-    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too.
-
-    Raises:
-        RunFailed: no site has answered, or another model was evaluated.
-    """
+    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too."""
     from fairflare.inference.external import ALL, about_evaluation
     from fairflare.report.write import read_run
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fairflare.app import display
-from fairflare.app.contribution import Question, facts
+from fairflare.app.contribution import Question
 from fairflare.app.folders import RIDER, RIDERS, fresh_folder, is_run
 from fairflare.app.labels import folder_name
 from fairflare.app.parallel import Workers
-from fairflare.app.study import Study
+from fairflare.app.study import Study, facts
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,6 @@ class Watched(Observer):
     """What the log has said up to now."""
 
     def __init__(self, headline: str) -> None:
-        """
-        Args:
-            headline: the metric that is shown, where sites send it; their losses otherwise.
-        """
         super().__init__(headline=headline)
         self.start: Mapping[str, Any] = {}
         self.first = 0
@@ -48,7 +44,6 @@ class Watched(Observer):
         self.finish: Mapping[str, Any] = {}
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """An audit entry was written."""
         self.last = datetime.fromisoformat(entry["time"])
         if entry["event"] in ("start", "resume"):
             self.start = entry if entry["event"] == "start" else self.start
@@ -86,15 +81,9 @@ class Watched(Observer):
 
 
 def watch(folder: Path, *, once: bool, every: float) -> None:
-    """Show the run in ``folder`` until it ends, or its state ``once``.
+    """Show the run in ``folder`` until it ends, looking ``every`` so many seconds, or its state ``once``.
 
-    Args:
-        folder: of the run.
-        once: print and return, as where nobody looks at a terminal.
-        every: seconds between two looks.
-
-    Raises:
-        UserError: no run is there.
+    Where nobody looks at a terminal, the state is printed. Raises UserError where no run is there.
     """
     from fairflare.engine.files import read_json
     from fairflare.engine.setup import tasks
@@ -109,7 +98,8 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
         out.print(first)
         return
     with Live(first, console=out, auto_refresh=False) as live:
-        for _ in _looks(watched, every):
+        while not watched.finish:
+            time.sleep(every)
             live.update(_look(watched, folder), refresh=True)
 
 
@@ -189,13 +179,6 @@ def _listed(watched: Watched, sites: list[str]) -> list[str]:
         return not watched.state(site).startswith("away"), last
 
     return in_order(sorted(sites, key=need)[:MOST_SITES])
-
-
-def _looks(watched: Watched, every: float) -> Iterator[None]:
-    while not watched.finish:
-        yield
-        time.sleep(every)
-    yield
 
 
 def _last(values: list[float | None]) -> str:

@@ -25,13 +25,12 @@ from fairflare.app.labels import comparison_name, folder_name
 from fairflare.app.paper_list import DATA_FOLDER, FOLDER, remember, speed_of
 from fairflare.app.parallel import Workers, budget, side_by_side
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, arms
+from fairflare.app.study import Study, arms, facts
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
 from fairflare.core.validation import shown
-from fairflare.core.versions import all_versions
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
 from fairflare.engine.log_lines import events
@@ -50,7 +49,6 @@ from fairflare.report.table_files import write_tables
 from fairflare.report.table_model import Cell, Column, Form
 from fairflare.report.table_model import Row as ShownRow
 from fairflare.report.table_model import Table as Shown
-from fairflare.report.tables import machine
 from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]
@@ -58,16 +56,8 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What a user asks for beside the name.
-
-    Attributes:
-        seeds: in place of the declared ones.
-        rounds: in place of the tasks'.
-        values: ``--set`` pairs of all runs.
-        presets: task -> preset in place of the declared one.
-        stand_in: measure on the embedded tasks, whatever data are there.
-        data: keys of data sets; empty: all.
-    """
+    """What a user asks for beside the name: seeds, rounds and presets (task -> preset) in place of the declared ones,
+    settings of all runs, the embedded tasks whatever data are there (``stand_in``), and only some data sets."""
 
     seeds: tuple[int, ...] | None = None
     rounds: int | None = None
@@ -83,8 +73,7 @@ class Place:
 
     Attributes:
         data: as declared.
-        task: "name:preset" that runs.
-        stands_in: whether that is not the paper's data.
+        task: "name:preset" that runs; ``stands_in``: it is not the paper's data.
         runs: row's key -> seed -> path of the run below the folder.
         references: the same by (row's key, METHOD label).
         without: (row's key, site) -> seed -> path.
@@ -181,8 +170,9 @@ class Plan:
         place.references[row.key, table.left_out] = full
         for seed, path in full.items():
             config = self.configs[path]
-            for site in tasks.load(config.task, config.preset, **config.options).sites():
-                fewer = min(config.min_sites, len(_sites(config)) - 1)
+            sites = tasks.load(config.task, config.preset, **config.options).sites()
+            fewer = min(config.min_sites, len(sites) - 1)
+            for site in sites:
                 without = checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer))
                 own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
                 place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
@@ -214,27 +204,16 @@ def _preset(task: str, presets: Mapping[str, str]) -> str:
     return f"{name}:{presets[name]}" if name in presets else task
 
 
-def _sites(config: RunConfig) -> list[str]:
-    return list(tasks.load(config.task, config.preset, **config.options).sites())
-
-
 Json = dict[str, Any]
 
 
 def make_exhibit(
     exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: Workers | None = None
 ) -> Json:
-    """Run what is missing and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
+    """Run what is missing below ``folder`` and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
 
-    Args:
-        exhibit: what to make.
-        folder: holds the folders of the runs.
-        choices: what the user asks for.
-        command: stands in the files.
-        workers: see ``parallel.budget``.
-
-    Returns:
-        name, title, runs (how many), files (their paths) and tables (as in the JSON file).
+    ``command`` stands in the files. Returns name, title, runs (how many), files (their paths) and tables (as in the
+    JSON file).
     """
     plan = Plan(exhibit, choices)
     check_path(folder)
@@ -255,7 +234,7 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     runs = {path: _run(folder / path, config, looks.get(path, ())) for path, config in plan.configs.items()}
     shown: list[Shown] = []
     figures: list[str] = []
-    facts = {"Command": command, "Machine": machine(), "Versions": _versions()}
+    about = {"Command": command, **{key.capitalize(): text for key, text in facts().items()}}
     for table, places in zip(plan.tables, plan.places, strict=True):
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
@@ -263,12 +242,12 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
         beside = None if table.draw else differences(table, f"{key}-differences", used)
         shown += [beside] if beside else []
-        facts |= {"Published numbers": source} if source else {}
+        about |= {"Published numbers": source} if source else {}
         figures += drawn(table, shown[-1]) if table.draw else []
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     files = write_tables(
-        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in facts.items() if v}
+        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in about.items() if v}
     )
     for number, svg in enumerate(figures, 1):
         path = out / f"{file_name(exhibit.name)}-{number}.svg"
@@ -352,10 +331,6 @@ def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     return Run(report, scores, elsewhere)
 
 
-def _versions() -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(all_versions().items()))
-
-
 STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
 EXAMPLES = 256
 """Of each test set, of which the loss is taken."""
@@ -365,10 +340,8 @@ BINS = 32
 def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, Path]]) -> Shown:
     """The table of a loss landscape: a group of rows per method and condition, steps down and across.
 
-    Args:
-        table: the declaration.
-        empty: key, title and caption.
-        runs: (row's title, run, its folder), all on one task with clean and corrupted test sets.
+    ``empty`` has key, title and caption; ``runs`` are (row's title, run, its folder), all on one task with clean and
+    corrupted test sets.
     """
     rows = []
     for title, config, folder in runs:
@@ -388,10 +361,7 @@ def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, P
 def densities(table: Table, empty: Shown, places: Sequence[tuple[str, str, Mapping[str, str]]]) -> Shown:
     """The table of how bright training images are: a row per site, a column per intensity, on the task's own split.
 
-    Args:
-        table: the declaration.
-        empty: key, title and caption.
-        places: (title of the data set, "name:preset", options) each.
+    ``empty`` has key, title and caption; ``places`` are (title of the data set, "name:preset", options) each.
     """
     rows: list[ShownRow] = []
     columns: dict[str, Column] = {}

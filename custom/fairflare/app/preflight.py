@@ -62,9 +62,6 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
         path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
         asked: what the data are for.
         tell: called now and then with a site, how many of its files have been read, and how many there are.
-
-    Raises:
-        UserError: there is nothing of the kind, or an option cannot be read.
     """
     if not path.is_dir():
         return {asked.site or path.stem: check_site(path, asked, tell)}
@@ -91,7 +88,6 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
-    """Every site's findings where ``folder`` holds their lists."""
     from fairflare.app.options import own_data, without_sites
 
     described = read_description(folder_of_lists(folder))
@@ -162,11 +158,7 @@ def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> l
 def write_fingerprint(
     site_config: Path, kind: str, classes: str, values: Mapping[str, Any], site: str | None, out: Path | None
 ) -> Path:
-    """Write the fingerprint of the site whose configuration is in ``site_config``; returns the file.
-
-    Raises:
-        UserError: the configuration, an option or the data cannot be read.
-    """
+    """Write the fingerprint of the site whose configuration is in ``site_config``; returns the file."""
     own, name = read_site_config(site_config), site or site_config.stem
     task = tasks.load(kind, None, **{**values, "labels": classes})
     assert isinstance(task, OwnData)  # as every kind is

@@ -197,8 +197,6 @@ def _paths(items: Mapping[str, Sequence[Item]]) -> set[Path]:
 
 
 class _Writer:
-    """Writes parts, and counts what it wrote."""
-
     def __init__(self, task: ImagesOnDisk, total: int, progress: Progress) -> None:
         self.task, self.read = task, task.reader()
         self.done, self.total, self.progress = 0, total, progress
@@ -211,10 +209,10 @@ class _Writer:
         for split, i, item in part.examples():
             image, target = self.read(item)
             name = f"{part.folder}/{split}_{i:05d}"
-            _save(_pixels(image), root / f"{name}.png")
+            Image.fromarray(_pixels(image)).save(root / f"{name}.png")
             label: int | str = int(target) if self.task.kind.has_classes else f"{name}_mask.png"
             if isinstance(label, str):
-                _save(_combined(target), root / label)
+                Image.fromarray(_combined(target)).save(root / label)
             lists[KEYS[split]][i] = {"image": f"{name}.png", "label": label, **self._kept(part.folder, item)}
             self.done += 1
             self.progress(part.folder, self.done, self.total)
@@ -241,10 +239,6 @@ def _pixels(image: Tensor) -> np.ndarray:
 def _combined(mask: Tensor) -> np.ndarray:
     """(structures, H, W) of 0 and 1 -> uint8 (H, W), the sum of 2^k over the structures."""
     return sum((plane.numpy() > 0).astype(np.uint8) << k for k, plane in enumerate(mask))
-
-
-def _save(pixels: np.ndarray, path: Path) -> None:
-    Image.fromarray(pixels).save(path)
 
 
 def _save_json(content: object, path: Path) -> None:
@@ -281,11 +275,7 @@ def _one_thread() -> Iterator[None]:
 def prepare_dataset(
     dataset: str, source: Path, dest: Path, values: Mapping[str, Any], progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``tasks.prepare``.
-
-    Raises:
-        UserError: no such data set, a bad option, missing files, or a folder that cannot be written.
-    """
+    """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``prepare``."""
     name, _, preset = dataset.partition(":")
     known = [task for task, cls in tasks.every().items() if issubclass(cls, ImagesOnDisk)]
     if name not in known:

@@ -83,12 +83,11 @@ def execute(
     names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
-    if env != "local" and (workers or 1) > 1:
-        raise UserError(f"--workers: expected --env local, got --env {env}")
     if env != "local":
+        if (workers or 1) > 1 or config.stacked:
+            key = "stacked" if config.stacked else "--workers"
+            raise UserError(f"{key}: expected --env local, got --env {env}")
         refuse_pooling(parts.selector, f"--env {env}")
-    if config.stacked and env != "local":
-        raise UserError(f"stacked: expected --env local, got --env {env}")
     with fresh_folder(folder, force), _with_room(folder):
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
@@ -113,8 +112,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
-    Model, the rule's state and the sites' memories are those of that round, so that the final model is the one of an
-    uninterrupted run, bit for bit.
+    The final model is the one of an uninterrupted run, bit for bit.
 
     Raises:
         UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.

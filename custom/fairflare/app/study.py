@@ -23,12 +23,14 @@ from fairflare.app.runs import as_before, default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.settings import owned
+from fairflare.core.versions import all_versions
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_server import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import checked_config
+from fairflare.report.tables import machine
 from fairflare.report.write import REPORT, verify_run
 
 if TYPE_CHECKING:
@@ -354,6 +356,14 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
     alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
     alike |= {"min_sites": config.min_sites} if name == SOLO else {}
     return checked_config(dataclasses.replace(made, **alike))
+
+
+def facts() -> dict[str, str]:
+    """What stands below tables that a command writes: the machine, and the versions of what ran."""
+    return {
+        "machine": machine(),
+        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
+    }
 
 
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:

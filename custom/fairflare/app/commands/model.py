@@ -150,6 +150,7 @@ def evaluate(
     from fairflare.app import display, evaluation
     from fairflare.app.folders import EVALUATION
     from fairflare.core import user_code
+    from fairflare.inference.atomic_output import whole_folder
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
@@ -176,7 +177,7 @@ def evaluate(
         refuse_trained(opened, found)
     asked = Asked(split, label, group_by, min_count, recalibrate or "", other)
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
-    with evaluation.whole(folder, force) as scratch, display.busy("evaluating"):
+    with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
         content, remarks = evaluated(opened, found, asked)
         evaluation.write(content, scratch)
     for line in remarks:
