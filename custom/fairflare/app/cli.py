@@ -20,20 +20,8 @@ from fairflare.core.validation import CONTROL, shown
 
 LONGEST = 1500
 """Characters of the line."""
-MISTAKES = frozenset(
-    (
-        errno.EACCES,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ENXIO,
-        errno.EPERM,
-        errno.EROFS,
-    )
-)
+MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
 
 
@@ -41,9 +29,8 @@ def explained(error: BaseException) -> int:
     """Say what ``error`` means on stderr.
 
     Returns:
-        The exit code: 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C,
-        another for a signal. With ``FAIRFLARE_DEBUG`` an error
-        that nobody has foreseen is raised again, so that its traceback shows.
+        The exit code: 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C, another for a signal. With
+        ``FAIRFLARE_DEBUG`` an error that nobody has foreseen is raised again, so that its traceback shows.
     """
     if isinstance(error, click.ClickException):
         return _complain(error.format_message(), 2)
@@ -113,7 +100,6 @@ class WholeSentences(click.Group):
     """Commands with the whole first sentence of each, which click cuts to what is left of one line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section "Commands"."""
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl([(name, first_sentence(one)) for name, one in found.items() if one])

@@ -59,16 +59,9 @@ def compare_all(
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
-    Args:
-        configs: (folder name, run); a finished run of the very same configuration found there is not run again.
-        folder: holds the comparison; one that holds something else is refused.
-        env: "local" or "sim".
-        force: runs everything again.
-        sim_threads: see ``execute``.
-        workers: see ``parallel.budget``.
-        pareto: see ``compare``.
-        again: adds to a comparison what it finds in the runs, see ``look_again``.
-        shared: see ``compare``.
+    A finished run of the very same configuration that is found there is not run again, unless ``force``. ``again`` adds
+    what it finds in the runs, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them, ``env``,
+    ``sim_threads`` and ``workers`` as ``execute`` does.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, force=force, sim_threads=sim_threads)
     with study.finished(folder, one, workers=workers, env=env) as reports:

@@ -133,24 +133,17 @@ def prepared(found: Mapping[str, Any], dest: Path) -> None:
 
 def settings(found: Mapping[str, Any]) -> None:
     """What ``settings_rows.about`` found."""
-    out.print(f"[bold]{escape(found['name'])}[/bold]  {escape(found['title'])}")
-    for text in found["about"]:
-        out.print(Padding(escape(text), (0, 0, 0, 4)))
+    _entry(found["name"], found["title"])
+    _indented(*found["about"])
     for row in found["settings"]:
-        _setting(row)
+        name = row["name"] if row["name"] == row["full"] else f"{row['name']}  ({row['full']})"
+        whose = f", {row['of']}" if row["of"] else ""
+        out.print(f"\n[bold]{escape(name)}[/bold]{escape(whose)}")
+        _indented(f"default {_value(row['default'])}; {row['allowed']}", row["meaning"])
+        if others := [full for full in row.get("sets", ()) if full != row["full"]]:
+            _indented(f"sets {', '.join(others)} as well")
     out.print()
     out.print(escape(found["use"]))
-
-
-def _setting(row: Mapping[str, Any]) -> None:
-    name = row["name"] if row["name"] == row["full"] else f"{row['name']}  ({row['full']})"
-    whose = f", {row['of']}" if row["of"] else ""
-    others = [full for full in row.get("sets", ()) if full != row["full"]]
-    out.print(f"\n[bold]{escape(name)}[/bold]{escape(whose)}")
-    out.print(Padding(escape(f"default {_value(row['default'])}; {row['allowed']}"), (0, 0, 0, 4)))
-    out.print(Padding(escape(row["meaning"]), (0, 0, 0, 4)))
-    if others:
-        out.print(Padding(escape(f"sets {', '.join(others)} as well"), (0, 0, 0, 4)))
 
 
 def _value(value: Any) -> str:
@@ -173,11 +166,9 @@ def papers(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["paper"] != paper:
             paper = row["paper"]
             out.print(f"\n{escape(paper)}")
-        out.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['title'])}")
-        runs = f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores"
-        out.print(Padding(escape(runs), (0, 0, 0, 4)))
-        for data in row["data"]:
-            out.print(Padding(escape(_data_words(data)), (0, 0, 0, 4)))
+        _entry(row["name"], row["title"])
+        _indented(f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores")
+        _indented(*map(_data_words, row["data"]))
 
 
 def exhibit(found: Mapping[str, Any]) -> None:

@@ -79,11 +79,7 @@ BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up.
-
-    Raises:
-        UserError: another command is at work there.
-    """
+    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
     with locked(folder):
         end_what_is_left(folder)
         _clear_half_written(folder)
@@ -220,12 +216,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
-    """Refuse a comparison's or a measurement's ``folder`` that holds anything else.
-
-    Args:
-        folder: may be missing.
-        is_part: whether a run's folder may have this name.
-    """
+    """Refuse a ``folder`` that holds anything but a comparison or a measurement, whose runs' names are ``is_part``."""
     check_path(folder)
     for item in content(folder):
         if item.is_dir() and not item.is_symlink():

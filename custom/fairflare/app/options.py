@@ -119,9 +119,8 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
                 raise UserError("--workers: counts processes of this machine; with --backend dask the cluster's count")
             from fairflare.app.parallel import Cluster
 
-            command(workers=Cluster(scheduler), **others)
-        else:
-            command(workers=workers, **others)
+            return command(workers=Cluster(scheduler), **others)
+        return command(workers=workers, **others)
 
     return with_spread
 
@@ -163,14 +162,9 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
     @functools.wraps(command)
     def with_task(
-        *,
-        script: Path | None,
-        plan: Path | None,
-        code: tuple[Path, ...],
-        without: tuple[str, ...],
-        pairs: tuple[str, ...],
-        **others: Any,
+        *, script: Path | None, plan: Path | None, without: tuple[str, ...], pairs: tuple[str, ...], **others: Any
     ) -> None:
+        code: tuple[Path, ...] = others.pop("code")
         user_code.use((*code, *([script] if script else [])))
         told = {key: others.pop(key) for key in ("task", "datalists", "kind", "classes")}
         if script:

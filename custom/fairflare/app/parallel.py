@@ -107,9 +107,6 @@ def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -
             a cluster.
         env: "local" or "sim", whose runs have processes of their own and take turns.
         configs: the runs.
-
-    Raises:
-        UserError: several are not possible, or the cluster is not there.
     """
     if isinstance(wanted, Cluster):
         if env != "local":
@@ -146,12 +143,8 @@ def run_all(
 ) -> tuple[dict[str, Report], dict[str, Failure]]:
     """What came of the runs: the reports of those that ended well, and why others have none.
 
-    Args:
-        runs: folder name -> run; the name may lead through a folder that is there.
-        folder: holds a folder for each.
-        one: makes one run.
-        workers: see ``budget``.
-        seconds: see ``Board``.
+    The names of ``runs`` are of folders below ``folder``, and may lead through one that is there. ``workers`` are as
+    ``budget`` gives them; ``seconds`` as ``Board`` takes them.
     """
     found = _Outcomes(Board(runs, seconds))
     if isinstance(workers, Cluster):
@@ -271,14 +264,8 @@ def _far(
 ) -> tuple[str, Report | None, Failure | None]:
     """A run by a worker of a cluster, in a process of its own.
 
-    Args:
-        name: of its folder below ``folder``.
-        config: the run.
-        folder: the study's.
-        one: makes it.
-        here: ``all_versions`` where the study was begun.
-        environment: see ``OWN_FILES``.
-        topic: of the events that say what the run does.
+    ``here`` are ``all_versions`` where the study was begun, ``environment`` the variables of ``OWN_FILES`` there, and
+    events of the ``topic`` say what the run does.
     """
     from distributed import get_worker
 

@@ -50,14 +50,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Part:
-    """What goes into one folder with one datalist.
-
-    Attributes:
-        folder: its name.
-        about: what ``dataset.json`` says of it, beside its sizes.
-        items: split -> what is in it.
-        corrupted: images in place of the items' files, in an order of their own; None: the files as they are.
-    """
+    """What goes into one folder with one datalist: ``items`` by split, ``about`` them what ``dataset.json`` says, and
+    maybe ``corrupted`` images in place of their files, in an order of their own."""
 
     folder: str
     about: Mapping[str, Any]

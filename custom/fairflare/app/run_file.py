@@ -64,15 +64,8 @@ def as_arguments(
 ) -> list[str]:
     """The command line that a file, or a call with keywords, stands for: the method first, where there is one.
 
-    Args:
-        command: whose options may be keys.
-        content: key -> value.
-        where: begins messages.
-        home: where relative paths start.
-        pairs: ``KEY=VALUE`` given elsewhere, whose keys are left out.
-
-    Raises:
-        UserError: one line that names key, what was expected and what came.
+    The options of ``command`` are the keys that ``content`` may have. ``where`` begins messages, ``home`` is where
+    relative paths start, and ``pairs`` are settings given elsewhere, whose keys are left out.
     """
     options = [one for one in command.params if isinstance(one, click.Option)]
     keys = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
