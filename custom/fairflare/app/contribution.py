@@ -40,9 +40,7 @@ class Question:
     """What is measured.
 
     Args:
-        method: the one that is trained with and without sites.
-        task: name or name:preset.
-        seeds: at least one.
+        method: the one that is trained with and without sites, on ``task`` with each of ``seeds``.
         others: methods that are trained with all sites alone, for their weights; "name:key=value" as in ``compare``.
         shapley: train coalitions, too.
         permutations: orders that are drawn where there are more than six sites, at least 2.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from fairflare.app.study import Study, arms, facts
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch
 from fairflare.core.validation import shown
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
@@ -304,20 +303,20 @@ def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
 
 def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
     found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
-    beside = {row: {seed: _beside(table, place, row, seed, runs) for seed in seeds} for row, seeds in found.items()}
-    return Used(place.data, place.task, place.stands_in, found, beside)
 
+    def beside(row: str, seed: int) -> Beside:
+        others = {
+            label: paths[seed] for (name, label), paths in place.references.items() if name == row and seed in paths
+        }
+        references = {label: runs[path] for label, path in others.items()}
+        without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
+        return Beside(references, without, references.get(table.left_out))
 
-def _beside(table: Table, place: Place, row: str, seed: int, runs: Mapping[str, Run]) -> Beside:
-    references = {
-        label: runs[paths[seed]] for (name, label), paths in place.references.items() if name == row and seed in paths
-    }
-    without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
-    return Beside(references, without, references.get(table.left_out))
+    aside = {row: {seed: beside(row, seed) for seed in seeds} for row, seeds in found.items()}
+    return Used(place.data, place.task, place.stands_in, found, aside)
 
 
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
-    """A finished run's report, what its log says of the last rounds, and its final model on other mixtures."""
     from fairflare.report.write import REPORT
 
     scores = {
@@ -367,8 +366,12 @@ def densities(table: Table, empty: Shown, places: Sequence[tuple[str, str, Mappi
     columns: dict[str, Column] = {}
     for number, (title, named, options) in enumerate(places):
         name, _, preset = named.partition(":")
-        task = tasks.load(name, preset, **_without_tests(name), **options)
-        images = {site: _images(task.site_data(site).fixed("train", EXAMPLES)) for site in task.sites()}
+        known = {field.name for field in fields(tasks.known(name))}
+        # Nobody looks at the sites' further test images, which a simulated task would render.
+        fewer = {"site_test_images": 0} if "site_test_images" in known else {}
+        task = tasks.load(name, preset, **fewer, **options)
+        batches = {site: task.site_data(site).fixed("train", EXAMPLES) for site in task.sites()}
+        images = {site: torch.cat([batch.inputs.flatten() for batch in own]) for site, own in batches.items()}
         low, high = (end([end([value.min(), value.max()]) for value in images.values()]) for end in (min, max))
         middles = [float(low + (high - low) * (i + 0.5) / BINS) for i in range(BINS)]
         group = title if len(places) > 1 else ""
@@ -380,11 +383,6 @@ def densities(table: Table, empty: Shown, places: Sequence[tuple[str, str, Mappi
             cells = {key: Cell(share) for key, share in zip(names, shares)}
             rows.append(ShownRow(f"{number}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
-
-
-def _without_tests(task: str) -> dict[str, int]:
-    """No further test images of the sites, which a simulated task would render and nobody looks at."""
-    return {key: 0 for key in ("site_test_images",) if key in {field.name for field in fields(tasks.known(task))}}
 
 
 def _around(network: nn.Module, test: TestSet, seed: int) -> list[list[float]]:
@@ -402,7 +400,3 @@ def _around(network: nn.Module, test: TestSet, seed: int) -> list[list[float]]:
             return float(nn.functional.cross_entropy(outputs, batch.targets))
 
     return loss_grid(loss, parameters, first, second, STEPS)
-
-
-def _images(batches: Iterable[Batch]) -> Tensor:
-    return torch.cat([batch.inputs.flatten() for batch in batches])

@@ -13,7 +13,7 @@ from typing import Any
 from fairflare.app import catalogue
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
-from fairflare.papers.declaration import Data, Exhibit, Table
+from fairflare.papers.declaration import Data, Exhibit
 from fairflare.papers.estimate import Speed, machine_factor, relative_cost, took
 from fairflare.papers.index import PAPERS
 
@@ -58,8 +58,7 @@ Rows = list[dict[str, Any]]
 def paper_rows(folder: Path) -> Rows:
     """One row per exhibit: name, paper, title, runs, seconds (on all cores, None where not known), data.
 
-    Args:
-        folder: of runs, whose times are taken where there are any.
+    Times are those of the runs in ``folder``, where there are any.
     """
     methods = {row["id"]: row for row in catalogue.method_rows()}
     presets = {f"{row['name']}:{p['preset']}": p for row in catalogue.task_rows() for p in row["presets"]}
@@ -68,11 +67,7 @@ def paper_rows(folder: Path) -> Rows:
 
 
 def preset_pairs(given: Sequence[str]) -> dict[str, str]:
-    """("digits:paper",) -> {"digits": "paper"}.
-
-    Raises:
-        UserError: one is not of this form, or a task is given twice.
-    """
+    """("digits:paper",) -> {"digits": "paper"}; raises UserError where one is not of this form, or given twice."""
     found: dict[str, str] = {}
     for one in given:
         name, _, preset = one.partition(":")
@@ -88,7 +83,7 @@ def _row(
     from joblib import cpu_count
 
     cores = int(cpu_count())
-    chosen = {data.key: _chosen(data) for table in exhibit.tables for data in table.data}
+    chosen = {data.key: _chosen(data) for data in _data_of(exhibit)}
     runs = set(_runs(exhibit, chosen, presets))
     each = [_seconds(task, label, rounds, methods, presets, speed) for task, label, _, rounds in runs]
     known = [seconds for seconds in each if seconds is not None]
@@ -101,20 +96,15 @@ def _row(
         "seconds": sum(known) / cores if len(known) == len(each) else None,
         "cores": cores,
         "data": [
-            {
-                "title": data.title,
-                "task": data.task,
-                "needs": list(data.needs),
-                "here": not chosen[data.key][1],
-                "stand_in": data.stand_in,
-            }
-            for data in _once(data for table in exhibit.tables for data in table.data)
+            {"title": one.title, "task": one.task, "needs": list(one.needs)}
+            | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
+            for one in _data_of(exhibit)
         ],
     }
 
 
-def _once(found: Iterable[Data]) -> list[Data]:
-    return list({data.key: data for data in found}.values())
+def _data_of(exhibit: Exhibit) -> list[Data]:
+    return list({data.key: data for table in exhibit.tables for data in table.data}.values())
 
 
 def _chosen(data: Data) -> tuple[str, bool]:
@@ -137,15 +127,11 @@ def _runs(
                     continue
                 values = fixed | dict(row.values)
                 labels = [(row.label_on(data), ""), *((label, "") for label in table.references)]
-                labels += _left_out(table, presets.get(task, {}))
+                if table.left_out:
+                    labels += [(table.left_out, site) for site in ("", *presets.get(task, {}).get("sites", ()))]
                 for label, more in labels:
                     for seed in table.seeds:
                         yield task, label, f"{seed} {more} {sorted(values.items())}", table.rounds
-
-
-def _left_out(table: Table, preset: Mapping[str, Any]) -> list[tuple[str, str]]:
-    sites = ["", *preset.get("sites", ())]
-    return [(table.left_out, site) for site in sites] if table.left_out else []
 
 
 def _seconds(
@@ -162,7 +148,7 @@ def index_lines() -> list[str]:
     lines = []
     for paper in PAPERS:
         for exhibit in paper.exhibits:
-            data = _once(data for table in exhibit.tables for data in table.data)
+            data = _data_of(exhibit)
             stand_ins = dict.fromkeys(f"`{one.stand_in}`" for one in data if one.stand_in)
             titles = "; ".join(one.title for one in data)
             lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")

@@ -235,7 +235,10 @@ def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: 
             future.add_done_callback(lambda done: callback(done.exception()) if done.exception() else None)
             return future
 
-    topic, own = f"fairflare-{uuid4().hex}", {name: _absolute(os.environ.get(name, "")) for name in OWN_FILES}
+    topic, own = f"fairflare-{uuid4().hex}", dict[str, str]()
+    for name in OWN_FILES:
+        paths = filter(None, os.environ.get(name, "").split(os.pathsep))
+        own[name] = os.pathsep.join(str(Path(path).resolve()) for path in paths)
     far = partial(_far, folder=folder, one=one, here=all_versions(), environment=own, topic=topic)
     with cluster.connected() as client, found.board:
         client.subscribe_topic(topic, lambda event: found.board.heard(*event[1]))
@@ -334,7 +337,3 @@ def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, s
         while True:
             name, config, workers = channel.receive()
             channel.send(("ended", *_outcome(one, config, folder / name, workers)))
-
-
-def _absolute(paths: str) -> str:
-    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)

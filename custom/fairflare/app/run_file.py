@@ -74,19 +74,18 @@ def as_arguments(
     for key in given:
         if key not in keys:
             raise UserError(f"{where}: {unlisted('key', str(key), list(keys))}")
-    found = [_method(given.pop(METHOD), where)] if METHOD in given else []
+    found = []
+    if METHOD in given:
+        method = given.pop(METHOD)
+        fits = isinstance(method, str) and method and not method.startswith("-") and not method.endswith(SUFFIXES)
+        expected(f"{where}: {METHOD}", bool(fits), "a method's id", method)
+        found = [method]
     won = {pair.partition("=")[0].strip() for pair in pairs}
     settings = flat_settings(given.pop(SETTINGS, None) or {}, where)
     found += [f"--set={key}={value}" for key, value in settings if key not in won]
     for key, value in given.items():
         found += _option(keys[key], value, f"{where}: {key}", home)
     return found
-
-
-def _method(value: Any, where: str) -> str:
-    fits = isinstance(value, str) and bool(value) and not value.startswith("-") and not value.endswith(SUFFIXES)
-    expected(f"{where}: {METHOD}", fits, "a method's id", value)
-    return str(value)
 
 
 def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:

@@ -168,7 +168,10 @@ def run_once(
 ) -> Mapping[str, Any]:
     """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
     env = env_of(config, env)
-    found = None if force or not folder.is_dir() else _configured(folder)
+    found: dict[str, Any] | None = None
+    if not force and folder.is_dir():
+        with opened(folder):  # which may bring back the run that another was about to replace
+            found = read_json(folder / CONFIG) if is_run(folder) else None
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
         return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     if is_complete(folder):
@@ -226,7 +229,9 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
             observers: list[Observer] = [board, log, progress]
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
-        _report_what_there_is(folder)
+        if (folder / AUDIT).exists():
+            with contextlib.suppress(FairFlareError):
+                write_report(folder)
         raise
     with display.busy("writing the report"):
         return write_report(folder)
@@ -292,12 +297,6 @@ def _require_folder(folder: Path) -> None:
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no folder")
 
 
-def _configured(folder: Path) -> dict[str, Any] | None:
-    """The content of ``config.json`` of the run in ``folder``, if there is one."""
-    with opened(folder):  # which may bring back the run that another was about to replace
-        return read_json(folder / CONFIG) if is_run(folder) else None
-
-
 def title(config: RunConfig) -> str:
     return f"{_composed(config)} on {config.task}:{config.preset}, seed {config.seed}"
 
@@ -305,12 +304,6 @@ def title(config: RunConfig) -> str:
 def _composed(config: RunConfig) -> str:
     method = registry.get_method(config.method)
     return "+".join([config.method, *(id for kind, id in config.parts.items() if id != getattr(method, kind))])
-
-
-def _report_what_there_is(folder: Path) -> None:
-    if (folder / AUDIT).exists():
-        with contextlib.suppress(FairFlareError):
-            write_report(folder)
 
 
 def execute_deployed(

@@ -336,7 +336,10 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
     values = {trial.number: {key: one.draw(trial, key) for key, one in search.space.items()} for trial in asked}
     runs = {f"{TRIALS}/{number:04d}": search.config(one) for number, one in values.items()}
     (folder / TRIALS).mkdir(exist_ok=True)
-    found = Study(runs).make(folder, partial(run_trial, choice=_choice(search)), workers)
+    task = build_parts(search.config({})).task
+    metric = task.metric(task.headline)
+    choice = Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
+    found = Study(runs).make(folder, partial(run_trial, choice=choice), workers)
     for trial, one in zip(asked, found.values(), strict=True):
         for key in (*TRIAL, "reason"):
             trial.set_user_attr(key, one.get(key))
@@ -345,12 +348,6 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
         said = f"failed: {one.get('reason')}" if one.get("score") is None else f"{one['score']:.4f}"
         pairs = " ".join(f"{key}={as_text(value)}" for key, value in values[trial.number].items())
         display.note(f"trial {trial.number}: {said}  {pairs}")
-
-
-def _choice(search: Search) -> Choice:
-    parts = build_parts(search.config({}))
-    metric = parts.task.metric(parts.task.headline)
-    return Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
 
 
 def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
