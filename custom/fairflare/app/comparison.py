@@ -50,20 +50,18 @@ def compare_all(
     folder: Path,
     *,
     env: str = "local",
-    force: bool = False,
-    sim_threads: int | None = None,
     workers: Workers | None = 1,
     pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
     shared: bool = False,
+    **how: Any,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
-    A finished run of the very same configuration that is found there is not run again, unless ``force``. ``again`` adds
-    what it finds in the runs, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them, ``env``,
-    ``sim_threads`` and ``workers`` as ``execute`` does.
+    Runs are made by ``run_once`` with ``how``, by ``workers`` as of ``parallel.budget``. ``again`` adds what it finds
+    in them, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them.
     """
-    study, one = Study(dict(configs)), partial(run_once, env=env, force=force, sim_threads=sim_threads)
+    study, one = Study(dict(configs)), partial(run_once, env=env, **how)
     with study.finished(folder, one, workers=workers, env=env) as reports:
         found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
         comparison = again(compare([detail for *_, detail in found], pareto, shared), found)

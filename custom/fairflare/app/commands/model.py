@@ -104,6 +104,7 @@ REFIT = ("intercept", "slope")
     type=click.Choice(REFIT),
     is_flag=False,
     flag_value="slope",
+    callback=lambda ctx, param, value: value or "",
     help="Also with an intercept (and slope) fitted to the other half of the patients.",
 )
 @which_option
@@ -119,24 +120,20 @@ def evaluate(
     run: Path,
     data: Path | None,
     name: str,
-    split: str,
-    label: str,
-    group_by: str,
-    min_count: int | None,
     site: str,
     own: Path | None,
     own_site: str,
-    recalibrate: str | None,
     which: str,
     site_files: Path | None,
     code: tuple[Path, ...],
     sites: str,
-    job: Path | None,
-    env: str,
-    deployment: dict[str, Any] | None,
     out: Path | None,
-    force: bool,
     as_json: bool,
+    env: str,
+    job: Path | None,
+    deployment: dict[str, Any] | None,
+    force: bool,
+    **asked: Any,
 ) -> None:
     """Evaluate the model of the run in RUN on labelled data of a hospital that did not train it.
 
@@ -160,25 +157,25 @@ def evaluate(
     with display.busy("reading the run"):
         opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
         other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+    everything = asked["split"] == ALL
     if job or env != "local":
-        choices = {"name": name, "site": site, "split": split != ALL, "label": label}
-        choices |= {"own": own, "recalibrate": recalibrate}
+        choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
+        choices |= {"own": own, "recalibrate": asked["recalibrate"]}
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        config = evaluation.job_config(opened, sites, data, {"group_by": group_by, "min_count": min_count})
+        config = evaluation.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
         _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
         return
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
     found = hospitals(opened, data, name)
-    if split == ALL:
+    if everything:
         refuse_trained(opened, found)
-    asked = Asked(split, label, group_by, min_count, recalibrate or "", other)
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
     with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
-        content, remarks = evaluated(opened, found, asked)
+        content, remarks = evaluated(opened, found, Asked(**asked, own=other))
         evaluation.write(content, scratch)
     for line in remarks:
         display.note(line)

@@ -95,15 +95,7 @@ def compare(
     runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
-    from fairflare.app import console, results
-    from fairflare.app.comparison import (
-        check_elsewhere,
-        check_tables,
-        compare_all,
-        look_again,
-        parse_options,
-        write_comparison,
-    )
+    from fairflare.app import comparison, console, results
     from fairflare.app.study import arms
     from fairflare.engine.setup.benefit import can_ask, with_benefit
 
@@ -113,16 +105,16 @@ def compare(
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
-    front, options = parse_pareto(pareto), parse_options(test_on)
+    front, options = parse_pareto(pareto), comparison.parse_options(test_on)
     for one in options:
-        check_elsewhere(configs[0][1], one)
+        comparison.check_elsewhere(configs[0][1], one)
     if tables:
-        check_tables(tables)
-    again = partial(look_again, resamples=resample, options=options)
-    comparison = compare_all(configs, folder, env=env, pareto=front, again=again, **how)
+        comparison.check_tables(tables)
+    again = partial(comparison.look_again, resamples=resample, options=options)
+    found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
-        write_comparison(comparison, tables, command or "fairflare compare")
-    console.dump(comparison) if as_json else results.comparison(comparison, folder)
+        comparison.write_comparison(found, tables, command or "fairflare compare")
+    console.dump(found) if as_json else results.comparison(found, folder)
 
 
 @click.command()
