@@ -75,11 +75,8 @@ def _sentences(site: Json, content: Json) -> list[str]:
 def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any]) -> RunConfig:
     """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
 
-    Args:
-        opened: the run.
-        sites: their names, separated by commas; empty: those of ``data``.
-        data: a folder with the lists of all of them on this machine; None: each has its own.
-        asked: group_by and min_count.
+    ``sites`` are names, separated by commas; empty: those of ``data``, a folder with the lists of all of them on this
+    machine (None: each has its own). ``asked``: group_by and min_count.
     """
     from fairflare.engine.setup.external import evaluation_of
     from fairflare.engine.setup.initial import named

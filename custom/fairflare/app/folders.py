@@ -52,8 +52,8 @@ SUMMARIES = (
     "tables.csv",
     CONTRIBUTION,
     RIDERS,
-    *(f"{name}.{ending}" for name in ("contribution", "riders") for ending in ("csv", "md", "tex", "html")),
 )
+SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
 WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)

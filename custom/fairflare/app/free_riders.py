@@ -51,14 +51,14 @@ def measure_riders(
 
     Args:
         question: method and others (each is run), task, seeds and settings; its other fields are for contributions.
-        kinds: of ``report.riders.KINDS``; "none" is run in any case.
+        kinds: of ``report.free_riders.KINDS``; "none" is run in any case.
         folder: gets a folder per run and ``riders.json``.
         force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:
-        task, metric, seeds, detectors (what they are); methods: label, kinds: kind -> score (mean over sites, over
-        seeds), detectors (``report.riders.rates``) and runs (seed, rider, marked).
+        task, metric, seeds; methods: label, kinds: kind -> score (mean over sites, over seeds), detectors
+        (``report.free_riders.rates``) and runs (seed, rider, marked).
 
     Raises:
         UserError: fewer than three sites, an unknown kind, secure sums, or a task that has no rider of the kind.
@@ -89,7 +89,7 @@ def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: 
 
     Returns:
         kind, config_sha256, finished, task, metric, score, sites, rider (None for "none") and marked (see
-        ``report.riders``).
+        ``report.free_riders``).
     """
     kind = folder.name.split("-")[-2]
     about = {"kind": kind, "config_sha256": config.sha256()}
@@ -129,7 +129,7 @@ class Riding:
     """A transport in which one site's updates are replaced, and which notes what the server sees of all of them.
 
     Attributes:
-        seen: per round norms, nearest and last_step, see ``report.riders.marked``.
+        seen: per round norms, nearest and last_step, see ``report.free_riders.marked``.
     """
 
     def __init__(self, inner: Transport, rider: str | None, kind: str, seed: int, trainable: frozenset[str]) -> None:

@@ -215,8 +215,6 @@ class Search:
     """What is looked for.
 
     Attributes:
-        method: id.
-        task: name or name:preset.
         space: setting -> where its values come from.
         objective: "mean", "worst" or "trade-off", of the headline metric on the sites' validation splits.
         weight: w of the trade-off, mean - w (mean - worst).
@@ -241,9 +239,7 @@ class Search:
 def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> dict[str, Any]:
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
-    Args:
-        folder: holds study and trials; that of the same search goes on.
-        workers: trials side by side, see ``parallel.budget``.
+    The study and the trials that ``folder`` holds go on. ``workers``: trials side by side, see ``parallel.budget``.
 
     Raises:
         UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
@@ -352,12 +348,11 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
 
 def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
     """A row per trial, in their order."""
-    rows = []
-    for trial in _ended(study):
-        own = {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}
-        values = {key: trial.params[key] for key in search.space}
-        rows.append({"trial": trial.number, "values": values, **own})
-    return rows
+    return [
+        {"trial": trial.number, "values": {key: trial.params[key] for key in search.space}}
+        | {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}
+        for trial in _ended(study)
+    ]
 
 
 def _result(

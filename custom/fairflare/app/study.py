@@ -76,13 +76,8 @@ def config_of(
 ) -> RunConfig:
     """The run of a METHOD label with a seed.
 
-    Args:
-        label: "fedism-plus:state=L,q=1".
-        task: name or name:preset.
-        seed: of the run, and of its data where ``draw``, the task draws them and no ``data_seed`` is given.
-        choices: rounds, sites and values of ``make_config``.
-        draw: see ``seed``.
-        over: settings that win over all others.
+    With ``draw`` it draws its data with the seed, too, where the task draws any and no ``data_seed`` is given.
+    ``choices``: rounds, sites and values of ``make_config``; ``over``: settings that win over all others.
     """
     (name, own), values = split_method(label), dict(choices.get("values") or {})
     made = partial(make_config, name, task, seed=seed, over={**own, **(over or {})})
@@ -238,16 +233,9 @@ class Study:
     ) -> Iterator[dict[str, Report]]:
         """Within: every run has ended well, and no other command works in the study's folders; path -> report.
 
-        Args:
-            folder: the study's; one that holds something else is refused.
-            one: makes a run, or takes the one that is there.
-            workers: see ``parallel.budget``.
-            env: "local" or "sim".
-            is_part: whether a run's folder may have this name.
-            seconds: see ``Board``.
-
-        Raises:
-            FairFlareError: as ``make``, or the folder cannot be used.
+        A ``folder`` that holds something else is refused; ``is_part`` says of which names its runs' folders may be.
+        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``,
+        ``seconds`` as of ``Board``. Raises as ``make``.
         """
         self.check(folder, is_part)
         at_once = budget(workers, env, self.runs)
