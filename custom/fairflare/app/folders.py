@@ -43,16 +43,8 @@ from fairflare.report.write import EDITIONS, PAGE, REPORT
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
-SUMMARIES = (
-    COMPARISON,
-    COMPARISON_PAGE,
-    "compare.csv",
-    "compare.md",
-    "compare.tex",
-    "tables.csv",
-    CONTRIBUTION,
-    RIDERS,
-)
+SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, "tables.csv")
+SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
