@@ -16,10 +16,10 @@ from pydicom.uid import ExplicitVRLittleEndian
 
 import five_layouts
 from fairflare.app import console
+from fairflare.app.display import Terminal
 from fairflare.app.intake.found import Choices
 from fairflare.app.intake.look import look
 from fairflare.app.intake.write import contents, write
-from fairflare.app.terminal import Terminal
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import pictures
 from fairflare.engine.setup import tasks

@@ -18,7 +18,7 @@ import pytest
 from cases import each
 from fairflare.app import folders
 from fairflare.app.cli import main
-from fairflare.app.job_folders import is_job
+from fairflare.app.jobs import is_job
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, loop, memory, state
 from fairflare.engine.lock import LOCK, SERVER_LOCK, locked

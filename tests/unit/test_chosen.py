@@ -3,8 +3,8 @@
 
 import pytest
 
-from fairflare.app.arguments import on_grid
 from fairflare.app.cli import main
+from fairflare.app.labels import on_grid
 from fairflare.app.runs import default_folder
 from fairflare.app.study import arms
 from fairflare.core import registry

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fairflare.app import console, terminal
+from fairflare.app import display
 from fairflare.app.cli import main
-from fairflare.app.multi_run_progress import Board, Elsewhere
+from fairflare.app.display import Board, Told
 from fairflare.app.parallel import budget
 from fairflare.app.study import Study
 from fairflare.core.errors import RunFailed, UserError
@@ -89,7 +89,7 @@ def test_contribution_side_by_side(tmp_path, capsys):
 def said(config, folder, workers):
     """A run that does what its folder's name says."""
     kind = folder.name.partition("-")[0]
-    console.note(f"{folder.name} has {workers}")
+    display.note(f"{folder.name} has {workers}")
     if kind == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "fails":
@@ -164,7 +164,7 @@ def test_the_budget(monkeypatch):
 
 def test_one_bar_over_all_shows_what_is_left(monkeypatch):
     """In rounds, each at its method's cost; what an earlier command has done says nothing of this one's speed."""
-    monkeypatch.setattr(terminal, "err", Console(force_terminal=True, file=io.StringIO()))
+    monkeypatch.setattr(display, "err", Console(force_terminal=True, file=io.StringIO()))
     runs = {**configs("a", rounds=4), "b": make_config("fedism-plus", "support2", rounds=4)}
     with Board(runs) as board:
         over = board._bar.tasks[0]
@@ -172,7 +172,7 @@ def test_one_bar_over_all_shows_what_is_left(monkeypatch):
         assert cost > 1 and over.total == 4 + 4 * cost and over.completed == 0
         for name in ("a", "b"):
             board.began(name)
-        tell = Elsewhere(lambda *what: board.heard("a", *what)).progress("", 4, 3)
+        tell = Told(lambda *what: board.heard("a", *what))
         tell.saw({"event": "resume", "from_round": 2})
         assert over.total == 2 + 4 * cost and over.completed == 0
         tell.saw({"event": "round", "round": 3, "rejected": {}})

@@ -14,7 +14,7 @@ import torch
 from cases import each
 from fairflare import Federation
 from fairflare.app.cli import main
-from fairflare.app.federation import _row
+from fairflare.app.study import _row
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from own_code import write_code

@@ -9,9 +9,18 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.app.search import Search, _study, checked, run_search
-from fairflare.app.search_space import Choices, Range, parse_over
-from fairflare.app.search_trials import best_of, run_trial, scored
+from fairflare.app.search import (
+    Choices,
+    Range,
+    Search,
+    _study,
+    best_of,
+    checked,
+    parse_over,
+    run_search,
+    run_trial,
+    scored,
+)
 from fairflare.core.errors import UserError
 from fairflare.data.tensors import TensorData
 from fairflare.engine.audit import verify

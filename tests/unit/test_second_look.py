@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.app.reevaluation import _add, _redrawn, _same_patients, parse_options
+from fairflare.app.comparison import _add, _redrawn, _same_patients, parse_options
 from fairflare.app.study import arms
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks

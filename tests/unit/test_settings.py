@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.arguments import on_grid, own_names, own_pairs
 from fairflare.app.describe import method_rows, part_rows
+from fairflare.app.labels import on_grid
+from fairflare.app.options import own_names, own_pairs
 from fairflare.app.study import arms
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError

@@ -26,13 +26,10 @@ SOLO = "solo"
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    Args:
-        folder: of a run that is complete.
-        step: "recalibrate", "conformal", or "solo" for what joining gave.
-        values: its settings by name; "solo" has none.
+    ``step`` is "recalibrate", "conformal", or "solo" for what joining gave; ``values`` are its settings by name.
 
     Raises:
-        UserError: there is no such run, it is of other machines, or the step does not fit its task.
+        UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.
         RunFailed: a site's data have errors.
     """
     if not folder.is_dir() or not is_run(folder):
@@ -42,8 +39,12 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         run_history, _ = verified_run(folder)
         described = read_json(folder / CONFIG)
         if described.get("env") not in ("local", "sim"):
-            raise UserError(f"{folder}: its sites' data are elsewhere; run it with {_asked_for(step)}")
-        config = _with(RunConfig.from_json(described), step, values)
+            asked_for = "--solo" if step == SOLO else f"--set after={step}"
+            raise UserError(f"{folder}: its sites' data are elsewhere; run it with {asked_for}")
+        config = RunConfig.from_json(described)
+        if step == SOLO and values:
+            raise UserError(f"--set {next(iter(values))}: expected none with --step solo, which trains as the run did")
+        config = with_benefit(config, True) if step == SOLO else with_step(config, step, values)
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
@@ -55,18 +56,6 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         found = taken(config, folder, ended)
         AuditLog(folder / AUDIT).append(event, **found, model_sha256=run_history.finish["model_sha256"])
         return write_report(folder)
-
-
-def _with(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
-    if step != SOLO:
-        return with_step(config, step, values)
-    if values:
-        raise UserError(f"--set {next(iter(values))}: expected none with --step solo, which trains as the run did")
-    return with_benefit(config, True)
-
-
-def _asked_for(step: str) -> str:
-    return "--solo" if step == SOLO else f"--set after={step}"
 
 
 def _finish_step(folder: Path) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,39 +13,86 @@ from pathlib import Path
 import click
 
 from fairflare import __version__
-from fairflare.app.failures import explained
 from fairflare.app.waiting import starting
-from fairflare.core.errors import UserError
-from fairflare.core.processes import ends_by_signal
+from fairflare.core.errors import FairFlareError, MissingData, UserError
+from fairflare.core.processes import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown
 
+LONGEST = 1500
+"""Characters of the line."""
+MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
+"""Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
+
+
+def explained(error: BaseException) -> int:
+    """Say what ``error`` means on stderr.
+
+    Returns:
+        The exit code: 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C, another for a signal. With
+        ``FAIRFLARE_DEBUG`` an error that nobody has foreseen is raised again, so that its traceback shows.
+    """
+    if isinstance(error, click.ClickException):
+        return _complain(error.format_message(), 2)
+    if isinstance(error, FairFlareError):
+        code = _complain(str(error), error.exit_code)
+        if isinstance(error, MissingData):
+            click.echo(error.tree, err=True)
+        return code
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        if isinstance(error.__cause__, EOFError):  # click takes the end of a file for an abort
+            return _complain("a file ends too early", 2)
+        return _complain(*how_it_ended(error))
+    if os.environ.get("FAIRFLARE_DEBUG"):
+        raise error
+    return _unforeseen(error)
+
+
+def _unforeseen(error: BaseException) -> int:
+    """What no command has put into words: the system's refusals, and mistakes of this package."""
+    if isinstance(error, OSError) and error.strerror:
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))]
+        where = "".join(f"{shown(os.fsdecode(name))}: " for name in names)
+        return _complain(f"{where}{error.strerror}", 2 if error.errno in MISTAKES else 1)
+    if isinstance(error, MemoryError):
+        return _complain("not enough memory", 1)
+    return _complain(f"internal error: {type(error).__name__}: {error} (FAIRFLARE_DEBUG=1 shows where)", 1)
+
+
+def _complain(text: str, code: int) -> int:
+    """One line, whatever a message quotes: no control characters, and not longer than a screen."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    click.echo(f"fairflare: {line if len(line) <= LONGEST else line[:LONGEST] + ' ...'}", err=True)
+    return code
+
+
 COMMANDS = {
-    "after": "after",
-    "compare": "compare",
-    "contribution": "contribution",
-    "convert": "convert",
-    "describe": "describe",
-    "evaluate": "evaluate",
-    "export": "export",
-    "export-model": "export_model",
-    "fingerprint": "plan",
-    "init": "init",
-    "inspect": "inspection",
-    "list": "listing",
-    "new": "new",
-    "paper": "paper",
-    "plan": "plan",
-    "predict": "predict",
+    "after": "folders",
+    "compare": "studies",
+    "contribution": "studies",
+    "convert": "folders",
+    "describe": "about",
+    "evaluate": "model",
+    "export": "run",
+    "export-model": "model",
+    "fingerprint": "data",
+    "init": "data",
+    "inspect": "folders",
+    "list": "about",
+    "new": "about",
+    "paper": "studies",
+    "plan": "data",
+    "predict": "model",
     "preflight": "data",
     "prepare": "data",
-    "report": "report",
+    "report": "folders",
     "resume": "run",
-    "riders": "riders",
+    "riders": "studies",
     "run": "run",
-    "search": "search",
-    "tasks": "listing",
-    "verify": "report",
-    "watch": "watch",
+    "search": "studies",
+    "tasks": "about",
+    "verify": "folders",
+    "watch": "folders",
 }
 """Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands say in the terminal: lines, lists, notes and progress, of which the last two go to stderr."""
+"""What commands say in the terminal: lines and lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.app.progress import Progress
-from fairflare.app.terminal import clean, err, out
-from fairflare.app.waiting import started
+from fairflare.app.display import clean, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
+
+SPLITS = ("train", "val", "test")
 
 
 def say(text: str) -> None:
@@ -28,56 +28,19 @@ def say(text: str) -> None:
     click.echo(clean(text))
 
 
-def note(text: str) -> None:
-    """A remark on stderr."""
-    started()
-    if _elsewhere:
-        _elsewhere[-1].note(text)
-    else:
-        err.print(escape(text))
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """A table on stdout, of which the first ``left`` columns begin at the left."""
+    shown = Table(title=escape(title))
+    for number, name in enumerate(columns):
+        shown.add_column(escape(name), justify="left" if number < left else "right")
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    out.print(shown)
 
 
 def dump(content: Any) -> None:
     """JSON on stdout."""
     click.echo(json.dumps(content, indent=2, allow_nan=False))
-
-
-def busy(text: str) -> Any:
-    """A spinner on stderr while the block runs."""
-    return _elsewhere[-1].busy(text) if _elsewhere else err.status(escape(text))
-
-
-def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Any:
-    """A ``Progress``, or what takes its place where several runs share a display."""
-    make = _elsewhere[-1].progress if _elsewhere else Progress
-    return make(title, rounds, sites, starting, headline)
-
-
-_elsewhere: list[Any] = []
-"""What shows notes and progress in the place of the terminal, last one first: an ``app.board.Elsewhere``."""
-
-
-@contextlib.contextmanager
-def shown_by(other: Any) -> Iterator[None]:
-    """Within: notes and progress of this process are shown by ``other``."""
-    _elsewhere.append(other)
-    try:
-        yield
-    finally:
-        _elsewhere.pop()
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Within: nobody sees notes and progress; for who works from Python and looks at the result alone."""
-    from fairflare.app.multi_run_progress import Elsewhere
-
-    before, err.quiet = err.quiet, True
-    try:
-        with shown_by(Elsewhere(lambda *said: None)):
-            yield
-    finally:
-        err.quiet = before
 
 
 @contextlib.contextmanager
@@ -159,12 +122,68 @@ def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
 
 def prepared(found: Mapping[str, Any], dest: Path) -> None:
     """What ``fairflare prepare`` wrote, and the command that runs on it."""
-    shown = Table(title=f"{found['task']} in {dest}")
-    for name in ("site or test set", "what it is", "train", "val", "test"):
-        shown.add_column(name, justify="left" if name in ("site or test set", "what it is") else "right")
-    for kind in ("sites", "shared"):
-        for name, about in found[kind].items():
-            sizes = [str(about.get(split, "")) for split in ("train", "val", "test")]
-            shown.add_row(escape(name), escape(str(about.get("kind", "shared test set"))), *sizes)
-    out.print(shown)
+    rows = [
+        (name, str(about.get("kind", "shared test set")), *(str(about.get(split, "")) for split in SPLITS))
+        for kind in ("sites", "shared")
+        for name, about in found[kind].items()
+    ]
+    show_table(f"{found['task']} in {dest}", ("site or test set", "what it is", *SPLITS), rows, left=2)
     say(f"run it: fairflare run METHOD --datalists {dest}")
+
+
+def settings(found: Mapping[str, Any]) -> None:
+    """What ``settings_rows.about`` found."""
+    _entry(found["name"], found["title"])
+    _indented(*found["about"])
+    for row in found["settings"]:
+        name = row["name"] if row["name"] == row["full"] else f"{row['name']}  ({row['full']})"
+        whose = f", {row['of']}" if row["of"] else ""
+        out.print(f"\n[bold]{escape(name)}[/bold]{escape(whose)}")
+        _indented(f"default {_value(row['default'])}; {row['allowed']}", row["meaning"])
+        if others := [full for full in row.get("sets", ()) if full != row["full"]]:
+            _indented(f"sets {', '.join(others)} as well")
+    out.print()
+    out.print(escape(found["use"]))
+
+
+def _value(value: Any) -> str:
+    """As ``--set`` takes it."""
+    if value is None or value == "" or value == [] or value == ():
+        return "none" if value is None else "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def papers(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of ``fairflare paper``."""
+    from fairflare.papers.estimate import in_words
+
+    paper = ""
+    for row in rows:
+        if row["paper"] != paper:
+            paper = row["paper"]
+            out.print(f"\n{escape(paper)}")
+        _entry(row["name"], row["title"])
+        _indented(f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores")
+        _indented(*map(_data_words, row["data"]))
+
+
+def exhibit(found: Mapping[str, Any]) -> None:
+    """Which files an exhibit is in, with the tables themselves."""
+    path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
+    if path is not None:
+        out.print(escape(path.read_text(encoding="utf-8")), soft_wrap=True)
+    for file in found["files"]:
+        say(f"{Path(file).suffix.lstrip('.')}: {file}")
+
+
+def _data_words(data: Mapping[str, Any]) -> str:
+    if data["here"]:
+        return f"{data['title']}: {data['task']}" + (
+            " (your copy)" if data["needs"] else ", which comes with the package"
+        )
+    instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
+    return f"{data['title']}: needs {', '.join(data['needs'])} in FAIRFLARE_DATA{instead}"

@@ -14,23 +14,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.app.arguments import LONGEST_BYTES, folder_name
+from fairflare.app.comparison import initial_scores
 from fairflare.app.folders import CONTRIBUTION as RESULT
+from fairflare.app.labels import LONGEST_BYTES, folder_name
 from fairflare.app.parallel import Workers
-from fairflare.app.reevaluation import initial_scores
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, data_values
+from fairflare.app.study import Study, config_of, facts
 from fairflare.core.errors import UserError
-from fairflare.core.versions import all_versions
 from fairflare.engine.setup.assembly import site_names
-from fairflare.engine.setup.config import RunConfig, checked_config, make_config
+from fairflare.engine.setup.config import RunConfig, checked_config
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
 from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
-from fairflare.report.tables import machine
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000
@@ -42,9 +40,7 @@ class Question:
     """What is measured.
 
     Args:
-        method: the one that is trained with and without sites.
-        task: name or name:preset.
-        seeds: at least one.
+        method: the one that is trained with and without sites, on ``task`` with each of ``seeds``.
         others: methods that are trained with all sites alone, for their weights; "name:key=value" as in ``compare``.
         shapley: train coalitions, too.
         permutations: orders that are drawn where there are more than six sites, at least 2.
@@ -61,17 +57,10 @@ class Question:
     fixed_data: bool = False
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def config(self, label: str, seed: int, more: Mapping[str, Any] | None = None) -> RunConfig:
-        """A run of the method ``label`` with one seed; ``more``: settings that win."""
-        name, _, own = label.partition(":")
-        over = dict(pair.split("=", 1) for pair in own.split(",") if "=" in pair)
-        made = partial(make_config, name, self.task, seed=seed, over=over | dict(more or {}))
-        rest = {key: value for key, value in self.choices.items() if key != "values"}
-        values = dict(self.choices.get("values") or {})
-        config = made(values=values, **rest)
-        if len(self.seeds) > 1 and not self.fixed_data and (drawn := data_values(config, values, seed)):
-            config = made(values=values | drawn, **rest)
-        return config
+    def config(self, label: str, seed: int, over: Mapping[str, Any] | None = None) -> RunConfig:
+        """A run of the method ``label`` with one seed; ``over``: settings that win."""
+        draw = len(self.seeds) > 1 and not self.fixed_data
+        return config_of(label, self.task, seed, self.choices, draw=draw, over=over)
 
 
 def measure_contribution(
@@ -86,10 +75,9 @@ def measure_contribution(
     finished in ``folder`` are not run again, and one that was cut short goes on.
 
     Args:
-        question: what is measured.
         folder: gets a folder per run and ``contribution.json``.
         force: runs everything again.
-        workers: processes that compute side by side, see ``parallel.budget``.
+        workers: see ``parallel.budget``.
 
     Returns:
         method, task, metric, seeds, runs (one result per seed, see ``contribution_of``) and what they say together, see
@@ -105,25 +93,15 @@ def measure_contribution(
             f"contribution: expected at most {MOST_RUNS} runs, got {len(runs)}: fewer seeds or permutations"
         )
     one = partial(run_once, force=force)
-    with Study(runs).finished(folder, one, workers=workers, is_part=_is_part) as reports:
+    with Study(runs).finished(
+        folder, one, workers=workers, is_part=lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
+    ) as reports:
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
         title = f"Contribution of sites: {result['method']} on {result['task']}"
         write_tables(folder, Path(RESULT).stem, title, contribution_tables(result), facts=facts(), with_json=False)
     return result
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
-
-
-def facts() -> dict[str, str]:
-    """What stands below tables that a command writes: the machine, and the versions of what ran."""
-    return {
-        "machine": machine(),
-        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
-    }
 
 
 class _Plan:
@@ -142,7 +120,8 @@ class _Plan:
             raise UserError("selector: is what --shapley varies; do not set it")
         self.orders = joining_orders(self.sites, question.permutations, seed) if question.shapley else []
         self.teams = coalitions(self.sites, self.orders) if question.shapley else []
-        self.runs = {self._name(ALL): config, **self._without(), **self._coalitions(), **self._others()}
+        self.runs = {self._name(ALL): config, **self._without(), **self._coalitions()}
+        self.runs |= {self._weights_run(label): question.config(label, seed) for label in question.others}
 
     def result(self, reports: Mapping[str, Any]) -> Json:
         """The result of this seed, from the report.json of each run by name."""
@@ -151,7 +130,7 @@ class _Plan:
         found = contribution_of(own, self.sites)
         methods = {self._question.method: _weights(own[ALL], self.sites)}
         for label in self._question.others:
-            methods[label] = _weights(reports[self._name(_weights_folder(label))], self.sites)
+            methods[label] = _weights(reports[self._weights_run(label)], self.sites)
         methods["examples"] = {row["site"]: row["data_share"] for row in found["sites"]}
         return {**found, "methods": methods, "shapley": self._shapley(reports) if self.teams else None}
 
@@ -169,26 +148,17 @@ class _Plan:
 
     def _without(self) -> dict[str, RunConfig]:
         fewer = min(self.config.min_sites, len(self.sites) - 1)
-        return {
-            self._name(f"{WITHOUT}{site}"): checked_config(
-                dataclasses.replace(self.config, leave_out=site, min_sites=fewer)
-            )
-            for site in self.sites
-        }
+        left_out = {site: dataclasses.replace(self.config, leave_out=site, min_sites=fewer) for site in self.sites}
+        return {self._name(f"{WITHOUT}{site}"): checked_config(config) for site, config in left_out.items()}
 
     def _coalitions(self) -> dict[str, RunConfig]:
         found = {}
-        for team in self.teams:
-            if len(team) < len(self.sites) - 1:
-                names = [site for site in self.sites if site in team]
-                chosen = {"selector": "list", "select.sites": ",".join(names)}
-                chosen["min_sites"] = str(min(self.config.min_sites, len(names)))
-                found[self._run_of(team)] = self._question.config(self._question.method, self._seed, chosen)
+        for team in (team for team in self.teams if len(team) < len(self.sites) - 1):
+            names = [site for site in self.sites if site in team]
+            chosen = {"selector": "list", "select.sites": ",".join(names)}
+            chosen["min_sites"] = str(min(self.config.min_sites, len(names)))
+            found[self._run_of(team)] = self._question.config(self._question.method, self._seed, chosen)
         return found
-
-    def _others(self) -> dict[str, RunConfig]:
-        labels = self._question.others
-        return {self._name(_weights_folder(label)): self._question.config(label, self._seed) for label in labels}
 
     def _run_of(self, team: Coalition) -> str:
         """The run whose score a coalition has; those that leave out nobody or one site are made anyway."""
@@ -198,6 +168,9 @@ class _Plan:
         if len(missing) == 1:
             return self._name(f"{WITHOUT}{missing[0]}")
         return self._name(ONLY + "+".join(site for site in self.sites if site in team))
+
+    def _weights_run(self, label: str) -> str:
+        return self._name(WEIGHTS + folder_name(label))
 
     def _name(self, name: str) -> str:
         """A run's folder: with its sites' names, as long as a file system takes them."""
@@ -214,30 +187,18 @@ def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[st
     """
     full = reports[ALL]
     metric = full["fairness"]["metric"]
-    score = _score(full, metric)
+    score, weights = _score(full, metric), _weights(full, sites)
     without = {site: _score(reports[f"{WITHOUT}{site}"], metric) for site in sites}
     drops = {site: _sign(full) * (score - without[site]) for site in sites}
     shares = leave_one_out_shares(drops)
-    weights = _weights(full, sites)
     total = sum(full["sites"][site]["n_train"] for site in sites)
     examples = {site: full["sites"][site]["n_train"] / total for site in sites}
-    rows = [
-        {
-            "site": site,
-            "score_without": without[site],
-            "drop": drops[site],
-            "share": shares[site],
-            "weight": weights[site],
-            "data_share": examples[site],
-        }
-        for site in sites
-    ]
-    keys = ("method", "task", "seed")
+    columns = {"score_without": without, "drop": drops, "share": shares, "weight": weights, "data_share": examples}
     return {
-        **{key: full[key] for key in keys},
+        **{key: full[key] for key in ("method", "task", "seed")},
         "metric": metric,
         "score": score,
-        "sites": rows,
+        "sites": [{"site": site, **{key: column[site] for key, column in columns.items()}} for site in sites],
         "agreement": {"weights": agreements(weights, shares), "examples": agreements(examples, shares)},
     }
 
@@ -255,10 +216,6 @@ def _joined(question: Question, found: Sequence[Json]) -> Json:
 def _weights(report: Mapping[str, Any], sites: Sequence[str]) -> dict[str, float]:
     """The aggregation weights of the last round."""
     return {site: (report["sites"][site]["weight"] or [None])[-1] or 0.0 for site in sites}
-
-
-def _weights_folder(label: str) -> str:
-    return WEIGHTS + folder_name(label)
 
 
 def _sign(report: Mapping[str, Any]) -> int:

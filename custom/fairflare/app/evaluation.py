@@ -4,19 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from fairflare.app.console import say
-from fairflare.app.terminal import out
+from fairflare.app.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
-from fairflare.inference.atomic_output import whole_folder
 from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.external import discrimination, evaluation, render
 from fairflare.report.metrics import label
@@ -31,13 +25,7 @@ CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration 
 Json = Mapping[str, Any]
 
 
-def whole(folder: Path, force: bool) -> AbstractContextManager[Path]:
-    """Within: an empty folder, which becomes ``folder`` if nothing is raised; see ``whole_folder``."""
-    return whole_folder(folder, KIND, force=force)
-
-
 def write(content: dict[str, Any], folder: Path) -> None:
-    """Both files."""
     save_json(folder / EVALUATION, content)
     save_text(folder / EVALUATION_PAGE, render(content))
 
@@ -45,15 +33,12 @@ def write(content: dict[str, Any], folder: Path) -> None:
 def show(content: dict[str, Any], folder: Path) -> None:
     """A table per hospital, and where the page is."""
     for name, site in content["sites"].items():
-        shown = Table(title=f"{escape(name)}: {plural(int(site['n'] or 0), 'case')}")
-        shown.add_column("")
-        for column in ("value", "95 % interval", "same for all"):
-            shown.add_column(column, justify="right")
-        for metric, one in discrimination(site, content):
-            shown.add_row(escape(metric), one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
-        for row in _calibration(site):
-            shown.add_row(*row)
-        out.print(shown)
+        rows = [
+            (metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
+            for metric, one in discrimination(site, content)
+        ]
+        title = f"{name}: {plural(int(site['n'] or 0), 'case')}"
+        show_table(title, ("", "value", "95 % interval", "same for all"), [*rows, *_calibration(site)])
         for sentence in _sentences(site, content):
             say(sentence)
     for name, why in content["rejected"].items():
@@ -91,14 +76,8 @@ def _sentences(site: Json, content: Json) -> list[str]:
 def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any]) -> RunConfig:
     """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
 
-    Args:
-        opened: the run.
-        sites: their names, separated by commas; empty: those of ``data``, or of a task that brings its data.
-        data: a folder with the lists of all of them on this machine; None: each has its own.
-        asked: group_by and min_count.
-
-    Raises:
-        UserError: the run's model is not one for all sites, or nobody says which sites.
+    ``sites`` are names, separated by commas; empty: those of ``data``, a folder with the lists of all of them on this
+    machine (None: each has its own). ``asked``: group_by and min_count.
     """
     from fairflare.engine.setup.external import evaluation_of
     from fairflare.engine.setup.initial import named
@@ -128,11 +107,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
 
 
 def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
-    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too.
-
-    Raises:
-        RunFailed: no site has answered, or another model was evaluated.
-    """
+    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too."""
     from fairflare.inference.external import ALL, about_evaluation
     from fairflare.report.write import read_run
 

@@ -5,33 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 import torch
 
-from fairflare.app import console
-from fairflare.app.options import (
-    CACHE,
-    cache_option,
-    config_options,
-    out_option,
-    run_options,
-    threads_option,
-    workers_option,
-)
+from fairflare.app import display
+from fairflare.app.labels import CACHE
+from fairflare.app.options import cache_option, config_options, out_option, run_options, threads_option, workers_option
 from fairflare.app.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
+from fairflare.app.runs import as_before, default_folder, execute_deployed, run_once, title
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
 from fairflare.engine.files import CONFIG, MODEL, read_json, read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
+from fairflare.report import REPORT
+from fairflare.report.write import verify_run
 
 if TYPE_CHECKING:
     import pandas
@@ -88,17 +83,9 @@ class Federation:
             UserError: one line that names the key, what was expected and what came.
         """
         given: dict[str, Any] = {"method": method, "task": task, "set": settings, "rounds": rounds, "sites": sites}
-        given |= {
-            "seed": seed,
-            "datalists": datalists,
-            "kind": kind,
-            "classes": classes,
-            "code": list(code),
-            "accept": list(accept),
-        }
-        self._take(
-            as_arguments(_command([]), _plain({**given, "accept": list(accept), **options}), "Federation", Path())
-        )
+        given |= {"seed": seed, "datalists": datalists, "kind": kind, "classes": classes}
+        given |= {"code": list(code), "accept": list(accept), **options}
+        self._take(_arguments(given))
 
     def _take(self, arguments: list[str]) -> None:
         kept: list[dict[str, Any]] = []
@@ -124,15 +111,12 @@ class Federation:
         expected("from_yaml", file.endswith(SUFFIXES), f"a file named {' or '.join(f'*{s}' for s in SUFFIXES)}", file)
         given = {"set" if key == "settings" else key: value for key, value in changes.items() if key != METHOD}
         made = cls.__new__(cls)
-        made._take([file, *as_arguments(_command([]), _plain(given), "Federation", Path())])
+        made._take([file, *_arguments(given)])
         return made
 
     @classmethod
     def open(cls, folder: Paths) -> Federation:
         """The finished run in ``folder``; raises UserError where none is, or where its files do not fit together."""
-        from fairflare.report import REPORT
-        from fairflare.report.write import verify_run
-
         place = Path(folder)
         verify_run(place)
         if not (place / REPORT).is_file():
@@ -167,16 +151,12 @@ class Federation:
             UserError: the folder holds another run, or the data are not there.
             RunFailed: the federation stopped; the folder keeps its last good model.
         """
-        from fairflare.app.runs import default_folder, run_once
-
         if not self._options:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         deployment, chosen = self._options["deployment"], env or self._options["env"]
         folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
-        with as_before(self._named), contextlib.nullcontext() if progress else console.silent():
+        with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
             if deployment and env is None:
-                from fairflare.app.deployment import execute_deployed
-
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:
                 threads = self._options["sim_threads"]
@@ -195,8 +175,6 @@ class Federation:
     @cached_property
     def report(self) -> dict[str, Any]:
         """The content of ``report.json``: see docs/comparing.md for what the numbers mean."""
-        from fairflare.report import REPORT
-
         return read_json(self._finished / REPORT)
 
     @property
@@ -206,6 +184,8 @@ class Federation:
         Columns: ``kind``, ``n_train``, ``n_val``, ``n_test``, each metric, the same with ``val_`` before it, those of
         personal models with ``personal_``, and ``weight``, the mean over the rounds in which it was part of the model.
         """
+        from fairflare.app.study import sites_table
+
         return sites_table(self.report)
 
     @property
@@ -271,13 +251,9 @@ class Federation:
     @property
     def model_sha256(self) -> str:
         """The final model's hash, as the audit log has it: equal hashes are equal bits."""
-        from fairflare.engine.hashes import model_hash
-
         return model_hash(self.state_dict())
 
     def __repr__(self) -> str:
-        from fairflare.app.runs import title
-
         return f"<Federation: {title(self.config)}; {self.folder or 'not run'}>"
 
 
@@ -297,54 +273,15 @@ def _command(kept: list[dict[str, Any]]) -> click.Command:
     return keep
 
 
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given at all, with paths as text."""
-    found = {key: value for key, value in given.items() if value is not None and value != [] and value != ()}
-    return {key: _path_text(value) for key, value in found.items()}
+def _arguments(given: Mapping[str, Any]) -> list[str]:
+    """What was given at all, as the command line has it."""
+    found = {key: _plain(value) for key, value in given.items()}
+    told = {key: value for key, value in found.items() if value is not None and value != []}
+    return as_arguments(_command([]), told, "Federation", Path())
 
 
-def _path_text(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """``value`` with paths as text."""
     if isinstance(value, (list, tuple)):
-        return [_path_text(one) for one in value]
+        return [_plain(one) for one in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-@contextlib.contextmanager
-def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
-    """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
-    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
-    before, threads = {key: os.environ.get(key) for key in (user_code.VARIABLE, CACHE)}, torch.get_num_threads()
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    _set(named)
-    try:
-        yield
-    finally:
-        _set(before)
-        torch.set_num_threads(threads)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for key, value in variables.items():
-        os.environ.pop(key, None)
-        os.environ.update({} if value is None else {key: value})
-
-
-def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
-    """``Federation.sites`` of a run's report."""
-    import pandas
-
-    rows = {name: _row(site) for name, site in report["sites"].items()}
-    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
-
-
-def _row(site: Mapping[str, Any]) -> dict[str, Any]:
-    """A site of ``report.json`` as a row of a table."""
-    row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
-    kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
-    for prefix, name in kinds.items():
-        row |= {f"{prefix}{metric}": value for metric, value in (site[name] or {}).items()}
-    counted = [weight for weight in site["weight"] if weight is not None]
-    return {**row, "weight": sum(counted) / len(counted) if counted else None}

@@ -42,17 +42,9 @@ from fairflare.report.tensorboard import FOLDER as EVENTS
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
-SUMMARIES = (
-    COMPARISON,
-    COMPARISON_PAGE,
-    "compare.csv",
-    "compare.md",
-    "compare.tex",
-    "tables.csv",
-    CONTRIBUTION,
-    RIDERS,
-    *(f"{name}.{ending}" for name in ("contribution", "riders") for ending in ("csv", "md", "tex", "html")),
-)
+SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, "tables.csv")
+SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
+SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
 WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)
@@ -78,11 +70,7 @@ BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up.
-
-    Raises:
-        UserError: another command is at work there.
-    """
+    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
     with locked(folder):
         end_what_is_left(folder)
         _clear_half_written(folder)
@@ -106,7 +94,7 @@ def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not _has_begun(folder) or (had and never_started(folder)):
+            if not has_begun(folder) or (had and never_started(folder)):
                 _remove(folder)
                 _put_back(folder)
             _discard(folder / BEFORE)
@@ -213,18 +201,13 @@ def never_started(folder: Path) -> bool:
         return False
 
 
-def _has_begun(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
     """Whether the run's log holds at least one whole, valid line; raises UserError when it cannot be read."""
     return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
 
 
 def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
-    """Refuse a comparison's or a measurement's ``folder`` that holds anything else.
-
-    Args:
-        folder: may be missing.
-        is_part: whether a run's folder may have this name.
-    """
+    """Refuse a ``folder`` that holds anything but a comparison or a measurement, whose runs' names are ``is_part``."""
     check_path(folder)
     for item in content(folder):
         if item.is_dir() and not item.is_symlink():
@@ -264,7 +247,7 @@ def _put_back(folder: Path) -> None:
 def _recover(folder: Path) -> None:
     """After a kill: the run before is back unless the new one had begun, which then goes on."""
     if (folder / BEFORE).is_dir():
-        if _has_begun(folder) and not never_started(folder):
+        if has_begun(folder) and not never_started(folder):
             _discard(folder / BEFORE)
             return
         _remove(folder)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.app import console
-from fairflare.app.arguments import folder_name
-from fairflare.app.contribution import Question, facts
+from fairflare.app import display
+from fairflare.app.contribution import Question
 from fairflare.app.folders import RIDER, RIDERS, fresh_folder, is_run
+from fairflare.app.labels import folder_name
 from fairflare.app.parallel import Workers
-from fairflare.app.study import Study
+from fairflare.app.study import Study, facts
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict
@@ -51,14 +51,14 @@ def measure_riders(
 
     Args:
         question: method and others (each is run), task, seeds and settings; its other fields are for contributions.
-        kinds: of ``report.riders.KINDS``; "none" is run in any case.
+        kinds: of ``report.free_riders.KINDS``; "none" is run in any case.
         folder: gets a folder per run and ``riders.json``.
         force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:
-        task, metric, seeds, detectors (what they are); methods: label, kinds: kind -> score (mean over sites, over
-        seeds), detectors (``report.riders.rates``) and runs (seed, rider, marked).
+        task, metric, seeds; methods: label, kinds: kind -> score (mean over sites, over seeds), detectors
+        (``report.free_riders.rates``) and runs (seed, rider, marked).
 
     Raises:
         UserError: fewer than three sites, an unknown kind, secure sums, or a task that has no rider of the kind.
@@ -72,7 +72,9 @@ def measure_riders(
         for seed in question.seeds
     }
     one = partial(ride_once, force=force)
-    with Study(runs).finished(folder, one, workers=workers, is_part=_is_part) as found:
+    with Study(runs).finished(
+        folder, one, workers=workers, is_part=lambda name: name.rpartition("-seed")[2].isdigit()
+    ) as found:
         methods = [_method(label, kinds, question.seeds, found) for label in labels]
         first = next(iter(found.values()))
         result = {"task": first["task"], "metric": first["metric"], "seeds": list(question.seeds), "methods": methods}
@@ -82,16 +84,12 @@ def measure_riders(
     return result
 
 
-def _is_part(name: str) -> bool:
-    return name.rpartition("-seed")[2].isdigit()
-
-
 def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: int | None = 1) -> Json:
     """One run; kind and seed are in the folder's name. A finished run of the very same configuration is reused.
 
     Returns:
         kind, config_sha256, finished, task, metric, score, sites, rider (None for "none") and marked (see
-        ``report.riders``).
+        ``report.free_riders``).
     """
     kind = folder.name.split("-")[-2]
     about = {"kind": kind, "config_sha256": config.sha256()}
@@ -99,7 +97,7 @@ def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: 
         kept = read_json(folder / RIDER)
         if kept.get("finished") and all(kept.get(key) == value for key, value in about.items()):
             verify_run(folder)
-            console.note(f"{folder.name}: finished before, reused")
+            display.note(f"{folder.name}: finished before, reused")
             return kept
     parts = build_parts(config)
     parts.task.check_data()
@@ -131,25 +129,17 @@ class Riding:
     """A transport in which one site's updates are replaced, and which notes what the server sees of all of them.
 
     Attributes:
-        seen: per round norms, nearest and last_step, see ``report.riders.marked``.
+        seen: per round norms, nearest and last_step, see ``report.free_riders.marked``.
     """
 
     def __init__(self, inner: Transport, rider: str | None, kind: str, seed: int, trainable: frozenset[str]) -> None:
-        """
-        Args:
-            inner: reaches the sites.
-            rider: its name; None where all updates are the sites' own.
-            kind: "zeros", "noise", "stale" or "copied".
-            seed: of the noise.
-            trainable: names of the entries that norms and directions are of.
-        """
+        """``rider``: None where all updates are the sites' own; ``trainable``: what norms and directions are of."""
         self._inner, self._rider, self._kind, self._seed = inner, rider, kind, seed
         self._trainable = sorted(trainable)
         self._before: StateDict | None = None
         self.seen: list[Json] = []
 
     def sites(self) -> list[str]:
-        """Those of the inner transport."""
         return self._inner.sites()
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
@@ -233,17 +223,15 @@ def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:
 
 def _method(label: str, kinds: Sequence[str], seeds: Sequence[int], found: Mapping[str, Any]) -> Json:
     runs = {kind: [found[_name(label, kind, seed)] for seed in seeds] for kind in kinds}
-    return {
-        "label": label,
-        "kinds": {
-            kind: {
-                "score": mean_ci(run["score"] for run in some),
-                "detectors": rates(some),
-                "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
-            }
-            for kind, some in runs.items()
-        },
+    rated = {
+        kind: {
+            "score": mean_ci(run["score"] for run in some),
+            "detectors": rates(some),
+            "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
+        }
+        for kind, some in runs.items()
     }
+    return {"label": label, "kinds": rated}
 
 
 def _name(label: str, kind: str, seed: int) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fairflare.app.progress import Follower, duration, score_words, scored, time_left
-from fairflare.app.terminal import clean, out
+from fairflare.app.display import Observer, clean, duration, out, score_words, scored, time_left
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order
@@ -30,16 +29,11 @@ MOST_SITES = 40
 """Sites that are listed, those away and those with the lowest scores first."""
 
 
-class Watched(Follower):
+class Watched(Observer):
     """What the log has said up to now."""
 
     def __init__(self, headline: str) -> None:
-        """
-        Args:
-            headline: the metric that is shown, where sites send it; their losses otherwise.
-        """
-        super().__init__()
-        self.headline = headline
+        super().__init__(headline=headline)
         self.start: Mapping[str, Any] = {}
         self.first = 0
         """The round after which the run last began or went on."""
@@ -50,7 +44,6 @@ class Watched(Follower):
         self.finish: Mapping[str, Any] = {}
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """An audit entry was written."""
         self.last = datetime.fromisoformat(entry["time"])
         if entry["event"] in ("start", "resume"):
             self.start = entry if entry["event"] == "start" else self.start
@@ -88,15 +81,9 @@ class Watched(Follower):
 
 
 def watch(folder: Path, *, once: bool, every: float) -> None:
-    """Show the run in ``folder`` until it ends, or its state ``once``.
+    """Show the run in ``folder`` until it ends, looking ``every`` so many seconds, or its state ``once``.
 
-    Args:
-        folder: of the run.
-        once: print and return, as where nobody looks at a terminal.
-        every: seconds between two looks.
-
-    Raises:
-        UserError: no run is there.
+    Where nobody looks at a terminal, the state is printed. Raises UserError where no run is there.
     """
     from fairflare.engine.files import read_json
     from fairflare.engine.setup import tasks
@@ -111,7 +98,8 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
         out.print(first)
         return
     with Live(first, console=out, auto_refresh=False) as live:
-        for _ in _looks(watched, every):
+        while not watched.finish:
+            time.sleep(every)
             live.update(_look(watched, folder), refresh=True)
 
 
@@ -191,13 +179,6 @@ def _listed(watched: Watched, sites: list[str]) -> list[str]:
         return not watched.state(site).startswith("away"), last
 
     return in_order(sorted(sites, key=need)[:MOST_SITES])
-
-
-def _looks(watched: Watched, every: float) -> Iterator[None]:
-    while not watched.finish:
-        yield
-        time.sleep(every)
-    yield
 
 
 def _last(values: list[float | None]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that several commands share."""
+"""The options that several commands share, and what their texts mean."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import errno
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import own_data, own_pairs, own_script, parse_pairs, plan_pairs, without_sites
+from fairflare.app.labels import CACHE, at_most, environment, parse_pairs
 from fairflare.app.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
-from fairflare.core.validation import shown
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import SITE, shown
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
 
 DAY = 86400.0
-CACHE, OFF = "FAIRFLARE_CACHE", "off"
-"""As ``datasets.simulated.cache`` has them, which takes its time to import."""
 LONGEST_WAIT = 30 * DAY
 MOST_WORKERS = 1024
 
@@ -34,7 +33,6 @@ class AnyPath(click.Path):
     """A path that the system can look up; whether it is there, and what it is, is the command's to say."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``value`` as the type says; refuses an empty one, one that is too long and links that lead in a circle."""
         if not os.fspath(value):
             self.fail("expected a path, got none", param, ctx)
         try:
@@ -81,7 +79,6 @@ class Workers(click.ParamType):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """The number, or None."""
         text = str(value)
         if text == "auto":
             return None
@@ -122,9 +119,8 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
                 raise UserError("--workers: counts processes of this machine; with --backend dask the cluster's count")
             from fairflare.app.parallel import Cluster
 
-            command(workers=Cluster(scheduler), **others)
-        else:
-            command(workers=workers, **others)
+            return command(workers=Cluster(scheduler), **others)
+        return command(workers=workers, **others)
 
     return with_spread
 
@@ -139,14 +135,8 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--no-cache", is_flag=True, help="Render simulated data anew, and keep none of them.")
     @functools.wraps(command)
     def with_cache(*, no_cache: bool, **others: Any) -> None:
-        before = os.environ.get(CACHE)
-        if no_cache:
-            os.environ[CACHE] = OFF
-        try:
+        with environment({CACHE: "off"} if no_cache else {}):
             command(**others)
-        finally:
-            os.environ.pop(CACHE, None)
-            os.environ.update({CACHE: before} if before is not None else {})
 
     return with_cache
 
@@ -172,25 +162,17 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
     @functools.wraps(command)
     def with_task(
-        *,
-        script: Path | None,
-        plan: Path | None,
-        task: str | None,
-        datalists: Path | None,
-        kind: str | None,
-        classes: str | None,
-        code: tuple[Path, ...],
-        without: tuple[str, ...],
-        pairs: tuple[str, ...],
-        **others: Any,
+        *, script: Path | None, plan: Path | None, without: tuple[str, ...], pairs: tuple[str, ...], **others: Any
     ) -> None:
+        code: tuple[Path, ...] = others.pop("code")
         user_code.use((*code, *([script] if script else [])))
+        told = {key: others.pop(key) for key in ("task", "datalists", "kind", "classes")}
         if script:
-            if task or kind or plan:
+            if told["task"] or told["kind"] or plan:
                 raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
-            chosen, own = own_script(script, datalists, classes)
+            chosen, own = own_script(script, told["datalists"], told["classes"])
         else:
-            chosen, own = own_data(task, datalists, kind, classes)
+            chosen, own = own_data(**told)
             own = (*own, *plan_pairs(plan, chosen, pairs))
         command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
 
@@ -252,14 +234,14 @@ def say_reasons(config: RunConfig) -> None:
     """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
     if not config.options.get("datalists"):
         return
-    from fairflare.app import console
+    from fairflare.app import display
     from fairflare.engine.setup.parts import build_parts
     from fairflare.engine.setup.plans import reasons
 
     if lines := reasons(config):
         build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
     for line in lines:
-        console.note(line)
+        display.note(line)
 
 
 def choices_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -273,18 +255,10 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @accept_option
     @weights_option
     @functools.wraps(command)
-    def with_choices(
-        *,
-        rounds: int | None,
-        sites: int | None,
-        pairs: tuple[str, ...],
-        accept: tuple[str, ...],
-        init_from: str | None,
-        **others: Any,
-    ) -> None:
+    def with_choices(*, pairs: tuple[str, ...], accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
         pairs = (*pairs, f"accept={','.join(accept)}") if accept else pairs
-        choices = {"rounds": rounds, "sites": sites, "values": parse_pairs(pairs, init_from)}
-        command(choices=choices, **others)
+        choices = {key: others.pop(key) for key in ("rounds", "sites")}
+        command(choices={**choices, "values": parse_pairs(pairs, init_from)}, **others)
 
     return with_choices
 
@@ -311,3 +285,130 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(config=config, **others)
 
     return with_config
+
+
+def own_data(
+    task: str | None, datalists: Path | None, kind: str | None, classes: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
+
+    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds. Raises UserError where neither is
+    given, or the folder holds no lists.
+    """
+    from fairflare.engine.setup import tasks
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description, sites_in
+
+    if datalists is None:
+        if task is None and kind is not None and classes is not None:
+            return kind, (f"labels={classes}",)  # every site has its own configuration
+        if task is None:
+            raise UserError("--task: expected a task, or your own data: --datalists DIR --kind K --classes N")
+        if kind or classes:
+            raise UserError("--kind and --classes: go with --datalists DIR")
+        return task, ()
+    shown_as, datalists = datalists, folder_of_lists(datalists)
+    described = read_description(datalists)
+    chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
+    if chosen is None or chosen.partition(":")[0] not in FORMS:
+        text = f"--datalists: expected --kind {' or '.join(FORMS)} with it, got {chosen or 'none'}"
+        raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
+    kind_of_data = tasks.known(chosen.partition(":")[0])
+    assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
+    suffixes = kind_of_data.suffixes
+    names = sites_in(datalists, suffixes) if datalists.is_dir() else []
+    if not names:
+        lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
+        hint = f"; `fairflare init {shown_as}` writes them" if datalists.is_dir() else ""
+        raise UserError(f"--datalists {shown_as}: {lists}{hint}")
+    pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
+    pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
+    return chosen, pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
+
+    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file. Raises UserError
+    where no folder is in DIR.
+    """
+    pairs: tuple[str, ...] = (f"script={script.stem}.network",)
+    if data is not None:
+        names = sorted(path.name for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
+        names = [name for name in names if SITE.fullmatch(name)]
+        if not names:
+            raise UserError(f"--data {data}: expected a folder with a folder per site")
+        pairs += (f"datalists={data.resolve()}", f"site_names={','.join(names)}")
+    return "script", pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
+    keys = {pair.partition("=")[0].strip().removeprefix("task.") for pair in given}
+    return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+
+
+def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
+    """``pairs`` whose ``site_names`` lack those that are left out, of which UserError is raised where none is left."""
+    if not left_out:
+        return pairs
+    given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
+    if "site_names" not in given:
+        raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
+    pair = given["site_names"]
+    names = [name.strip() for name in pair.partition("=")[2].split(",")]
+    for one in left_out:
+        if one not in names:
+            raise UserError(f"--without: {unlisted('site', one, names)}")
+    rest = ",".join(name for name in names if name not in left_out)
+    if not rest:
+        raise UserError("--without: no site would be left")
+    return tuple(f"{one.partition('=')[0]}={rest}" if one is pair else one for one in pairs)
+
+
+def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
+    if plan is None:
+        return ()
+    from fairflare.engine.setup.plans import BESIDE, read_plan
+
+    kind, values = read_plan(plan)
+    if task.partition(":")[0] != kind:
+        raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")
+    keys = {pair.partition("=")[0].strip().rpartition(".")[2] for pair in given}
+    off = {name for key in keys for name in (key, *BESIDE.get(key, ()))}
+    own = {name.rpartition(".")[2]: value for name, value in values.items()}
+    return tuple(f"{name}={value}" for name, value in own.items() if name not in off)
+
+
+def own_names(values: Mapping[str, Any], *owners: str) -> dict[str, Any]:
+    """{"task.size": 32, "labels": 3} -> {"size": 32, "labels": 3}, for commands that know these owners alone."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        owner, _, name = key.rpartition(".")
+        bare = name if owner in owners else key
+        if bare in found:
+            raise UserError(f"--set: {shown(bare)} is given twice")
+        found[bare] = value
+    return found
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0,1,2" -> [0, 1, 2]; raises UserError on anything else."""
+    try:
+        at_most("--seeds", text.count(",") + 1)
+        seeds = [int(s) for s in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, got {shown(text)}") from None
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: expected different numbers of at least 0, got {shown(text)}")
+    return seeds
+
+
+def parse_pareto(text: str) -> tuple[str, str]:
+    """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
+    from fairflare.report.quantities import QUANTITIES
+
+    found = tuple(part.strip() for part in text.split(","))
+    if len(found) != 2 or not set(found) <= set(QUANTITIES):
+        raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {shown(text)}")
+    return found[0], found[1]

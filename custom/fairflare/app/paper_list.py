@@ -1,22 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``fairflare paper`` shows: all exhibits with time and data, and what one has written; without PyTorch."""
+"""What ``fairflare paper`` shows: all exhibits with data and time, by what runs took here; without PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.padding import Padding
-
-from fairflare.app import catalogue, times
+from fairflare.app import catalogue
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
-from fairflare.papers.declaration import Data, Exhibit, Table
-from fairflare.papers.estimate import Speed, in_words, relative_cost
+from fairflare.papers.declaration import Data, Exhibit
+from fairflare.papers.estimate import Speed, machine_factor, relative_cost, took
 from fairflare.papers.index import PAPERS
+
+FOLDER, TIMES = "papers", "times.json"
+"""Below the folder of the runs: the folder of what is written, and what runs took."""
+Known = dict[str, dict[str, list[float]]]
+
+
+def speed_of(folder: Path) -> Speed:
+    """What finished runs below ``folder`` took, and how fast this machine is."""
+    known = {task: {k: (v[0], v[1]) for k, v in found.items()} for task, found in known_times(folder).items()}
+    return Speed(machine_factor(), known)
+
+
+def known_times(folder: Path) -> Known:
+    """Task -> METHOD label -> [seconds per round, seconds beside the rounds]; {} where nothing readable is kept."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, IndexError):
+        found = json.loads((folder / FOLDER / TIMES).read_text(encoding="utf-8"))
+        return {
+            str(task): {str(label): [float(pair[0]), float(pair[1])] for label, pair in labels.items()}
+            for task, labels in found.items()
+        }
+    return {}
+
+
+def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Keep what runs took: (task, METHOD label, report) each."""
+    from fairflare.engine.state import save_json
+
+    known = known_times(folder)
+    for task, label, report in reports:
+        if (found := took(report)) is not None:
+            known.setdefault(task, {})[label] = list(found)
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    save_json(folder / FOLDER / TIMES, known)
+
 
 DATA_FOLDER = "FAIRFLARE_DATA"
 Rows = list[dict[str, Any]]
@@ -25,21 +58,16 @@ Rows = list[dict[str, Any]]
 def paper_rows(folder: Path) -> Rows:
     """One row per exhibit: name, paper, title, runs, seconds (on all cores, None where not known), data.
 
-    Args:
-        folder: of runs, whose times are taken where there are any.
+    Times are those of the runs in ``folder``, where there are any.
     """
     methods = {row["id"]: row for row in catalogue.method_rows()}
     presets = {f"{row['name']}:{p['preset']}": p for row in catalogue.task_rows() for p in row["presets"]}
-    speed = times.speed_of(folder)
+    speed = speed_of(folder)
     return [_row(paper.words, exhibit, methods, presets, speed) for paper in PAPERS for exhibit in paper.exhibits]
 
 
 def preset_pairs(given: Sequence[str]) -> dict[str, str]:
-    """("digits:paper",) -> {"digits": "paper"}.
-
-    Raises:
-        UserError: one is not of this form, or a task is given twice.
-    """
+    """("digits:paper",) -> {"digits": "paper"}; raises UserError where one is not of this form, or given twice."""
     found: dict[str, str] = {}
     for one in given:
         name, _, preset = one.partition(":")
@@ -49,40 +77,13 @@ def preset_pairs(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def show_papers(rows: Rows) -> None:
-    """The table of ``fairflare paper``."""
-    from fairflare.app.console import out
-
-    paper = ""
-    for row in rows:
-        if row["paper"] != paper:
-            paper = row["paper"]
-            out.print(f"\n{escape(paper)}")
-        out.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['title'])}")
-        runs = f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores"
-        out.print(Padding(escape(runs), (0, 0, 0, 4)))
-        for data in row["data"]:
-            out.print(Padding(escape(_data_words(data)), (0, 0, 0, 4)))
-
-
-def show_written(found: Mapping[str, Any]) -> None:
-    """Which files an exhibit is in, with the tables themselves."""
-    from fairflare.app.console import out, say
-
-    path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
-    if path is not None:
-        out.print(escape(path.read_text(encoding="utf-8")), soft_wrap=True)
-    for file in found["files"]:
-        say(f"{Path(file).suffix.lstrip('.')}: {file}")
-
-
 def _row(
     paper: str, exhibit: Exhibit, methods: Mapping[str, Any], presets: Mapping[str, Any], speed: Speed
 ) -> dict[str, Any]:
     from joblib import cpu_count
 
     cores = int(cpu_count())
-    chosen = {data.key: _chosen(data) for table in exhibit.tables for data in table.data}
+    chosen = {data.key: _chosen(data) for data in _data_of(exhibit)}
     runs = set(_runs(exhibit, chosen, presets))
     each = [_seconds(task, label, rounds, methods, presets, speed) for task, label, _, rounds in runs]
     known = [seconds for seconds in each if seconds is not None]
@@ -95,20 +96,15 @@ def _row(
         "seconds": sum(known) / cores if len(known) == len(each) else None,
         "cores": cores,
         "data": [
-            {
-                "title": data.title,
-                "task": data.task,
-                "needs": list(data.needs),
-                "here": not chosen[data.key][1],
-                "stand_in": data.stand_in,
-            }
-            for data in _once(data for table in exhibit.tables for data in table.data)
+            {"title": one.title, "task": one.task, "needs": list(one.needs)}
+            | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
+            for one in _data_of(exhibit)
         ],
     }
 
 
-def _once(found: Iterable[Data]) -> list[Data]:
-    return list({data.key: data for data in found}.values())
+def _data_of(exhibit: Exhibit) -> list[Data]:
+    return list({data.key: data for table in exhibit.tables for data in table.data}.values())
 
 
 def _chosen(data: Data) -> tuple[str, bool]:
@@ -131,15 +127,11 @@ def _runs(
                     continue
                 values = fixed | dict(row.values)
                 labels = [(row.label_on(data), ""), *((label, "") for label in table.references)]
-                labels += _left_out(table, presets.get(task, {}))
+                if table.left_out:
+                    labels += [(table.left_out, site) for site in ("", *presets.get(task, {}).get("sites", ()))]
                 for label, more in labels:
                     for seed in table.seeds:
                         yield task, label, f"{seed} {more} {sorted(values.items())}", table.rounds
-
-
-def _left_out(table: Table, preset: Mapping[str, Any]) -> list[tuple[str, str]]:
-    sites = ["", *preset.get("sites", ())]
-    return [(table.left_out, site) for site in sites] if table.left_out else []
 
 
 def _seconds(
@@ -151,21 +143,12 @@ def _seconds(
     return speed.seconds(task, label, planned, relative_cost(label, methods))
 
 
-def _data_words(data: Mapping[str, Any]) -> str:
-    if data["here"]:
-        return f"{data['title']}: {data['task']}" + (
-            " (your copy)" if data["needs"] else ", which comes with the package"
-        )
-    instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
-    return f"{data['title']}: needs {', '.join(data['needs'])} in {DATA_FOLDER}{instead}"
-
-
 def index_lines() -> list[str]:
     """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
     lines = []
     for paper in PAPERS:
         for exhibit in paper.exhibits:
-            data = _once(data for table in exhibit.tables for data in table.data)
+            data = _data_of(exhibit)
             stand_ins = dict.fromkeys(f"`{one.stand_in}`" for one in data if one.stand_in)
             titles = "; ".join(one.title for one in data)
             lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several runs through joblib: side by side within a budget of cores, or on the machines of a Dask cluster.
+"""Several runs: side by side within a budget of cores, or through joblib on the machines of a Dask cluster.
 
 Each run has a process of its own, wherever it is made: torch's threads, the random generators and the handling of
-signals belong to a process. joblib says what is next, a thread per process waits for its runs. joblib's own process
-pool (loky) is not used: when one of its processes dies all are ended, and nobody is told which run it was; it forks
-none, so that every process imports everything anew; and its processes show nothing of what they do.
+signals belong to a process. No process pool (loky, concurrent.futures) is used: when one of its processes dies all are
+ended, and nobody is told which run it was; it forks none once there are threads, so that every process imports
+everything anew; and its processes show nothing of what they do.
 
 A run that fails takes no other with it. A mistake that the user has to put right begins no further run: the others
 would most likely meet it too (on a cluster a few may have begun). Whatever ends this process ends all of them, and the
@@ -18,34 +18,26 @@ import importlib
 import multiprocessing
 import os
 import socket
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
 import torch
 from joblib import Parallel, delayed
 
-from fairflare.app import console
-from fairflare.app.multi_run_progress import Board, Elsewhere
+from fairflare.app import display
+from fairflare.app.display import Board
+from fairflare.app.labels import set_variables
 from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.processes import GRACE
 from fairflare.core.versions import all_versions, differences
-from fairflare.core.workers import (
-    Worker,
-    check_possible,
-    portable,
-    ready,
-    start_method,
-    stop,
-    usable_cores,
-)
+from fairflare.core.workers import Worker, check_possible, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 
 EVERYONES = (
@@ -115,9 +107,6 @@ def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -
             a cluster.
         env: "local" or "sim", whose runs have processes of their own and take turns.
         configs: the runs.
-
-    Raises:
-        UserError: several are not possible, or the cluster is not there.
     """
     if isinstance(wanted, Cluster):
         if env != "local":
@@ -154,12 +143,8 @@ def run_all(
 ) -> tuple[dict[str, Report], dict[str, Failure]]:
     """What came of the runs: the reports of those that ended well, and why others have none.
 
-    Args:
-        runs: folder name -> run; the name may lead through a folder that is there.
-        folder: holds a folder for each.
-        one: makes one run.
-        workers: see ``budget``.
-        seconds: see ``Board``.
+    The names of ``runs`` are of folders below ``folder``, and may lead through one that is there. ``workers`` are as
+    ``budget`` gives them; ``seconds`` as ``Board`` takes them.
     """
     found = _Outcomes(Board(runs, seconds))
     if isinstance(workers, Cluster):
@@ -175,7 +160,7 @@ class _Outcomes:
     """What came of runs up to now, shown on a board."""
 
     def __init__(self, board: Board) -> None:
-        self.board, self.begun = board, 0
+        self.board = board
         self.reports: dict[str, Report] = {}
         self.failures: dict[str, Failure] = {}
 
@@ -183,11 +168,6 @@ class _Outcomes:
     def mistaken(self) -> bool:
         """Whether the user has something to put right."""
         return any(isinstance(error, UserError) for error, _ in list(self.failures.values()))
-
-    def begin(self, name: str) -> None:
-        """A run is about to be made."""
-        self.begun += 1
-        self.board.began(name)
 
     def note(self, name: str, report: Report | None, failure: Failure | None) -> None:
         """A run is over."""
@@ -200,55 +180,47 @@ class _Outcomes:
 
 def _here(runs: Mapping[str, RunConfig], folder: Path, one: One, found: _Outcomes) -> None:
     """In this process, one after the other."""
-
-    def make(name: str, config: RunConfig) -> None:
-        if not found.mistaken:
-            found.begin(name)
-            with console.shown_by(Elsewhere(partial(found.board.heard, name))):
-                found.note(name, *_outcome(one, config, folder / name, 1))
-
     with found.board:
-        Parallel(n_jobs=1)(delayed(make)(name, config) for name, config in runs.items())
+        for name, config in runs.items():
+            if found.mistaken:
+                break
+            found.board.began(name)
+            with display.told_to(partial(found.board.heard, name)):
+                found.note(name, *_outcome(one, config, folder / name, 1))
 
 
 def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers: int, found: _Outcomes) -> None:
     """In processes that live as long as there are runs for them; they start before any thread does."""
-    count, method, started = min(workers, len(runs)), start_method(), list[Worker]()
-    idle: SimpleQueue[Worker] = SimpleQueue()
-    waiting, over = set[threading.Thread](), threading.Event()
-    for module in EVERYONES if method == "fork" else ():
+    count, started = min(workers, len(runs)), list[Worker]()
+    waiting, busy = deque(runs.items()), dict[Worker, str]()
+    for module in EVERYONES if start_method() == "fork" else ():
         importlib.import_module(module)
 
-    def start() -> None:
+    def start() -> Worker:
         started.append(Worker(_serve, folder, one, method=start_method(), siblings=started))
-        idle.put(started[-1])
-
-    def make(name: str, config: RunConfig) -> None:
-        waiting.add(threading.current_thread())
-        if found.mistaken:
-            return
-        worker = idle.get()
-        found.begin(name)
-        outcome = _asked(worker, name, config, folder, workers // count, partial(found.board.heard, name))
-        if over.is_set():  # by a signal: nobody waits for the outcome
-            return
-        found.note(name, *outcome)
-        if worker.is_alive:
-            idle.put(worker)
-        elif found.begun < len(runs):
-            start()
+        return started[-1]
 
     try:
-        for _ in range(count):
-            start()
+        idle = [start() for _ in range(count)]
         with found.board:
-            tasks = (delayed(make)(name, config) for name, config in runs.items())
-            Parallel(n_jobs=count, backend="threading", batch_size=1, pre_dispatch="n_jobs")(tasks)
+            while busy or (waiting and not found.mistaken):
+                while idle and waiting and not found.mistaken:
+                    worker, (name, config) = idle.pop(), waiting.popleft()
+                    found.board.began(name)
+                    busy[worker] = name
+                    _ask(worker, name, config, workers // count)
+                for worker in ready(busy):
+                    name = busy[worker]
+                    if (outcome := _heard(worker, folder / name, partial(found.board.heard, name))) is None:
+                        continue
+                    del busy[worker]
+                    found.note(name, *outcome)
+                    if worker.is_alive:
+                        idle.append(worker)
+                    elif waiting:
+                        idle.append(start())
     finally:
-        over.set()
         stop(started, grace=2 * GRACE)  # each may have workers of its own to end
-        for thread in waiting - {threading.current_thread()}:  # beside which nothing can be forked later
-            thread.join(GRACE)
 
 
 def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: Cluster, found: _Outcomes) -> None:
@@ -263,7 +235,10 @@ def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: 
             future.add_done_callback(lambda done: callback(done.exception()) if done.exception() else None)
             return future
 
-    topic, own = f"fairflare-{uuid4().hex}", {name: _absolute(os.environ.get(name, "")) for name in OWN_FILES}
+    topic, own = f"fairflare-{uuid4().hex}", dict[str, str]()
+    for name in OWN_FILES:
+        paths = filter(None, os.environ.get(name, "").split(os.pathsep))
+        own[name] = os.pathsep.join(str(Path(path).resolve()) for path in paths)
     far = partial(_far, folder=folder, one=one, here=all_versions(), environment=own, topic=topic)
     with cluster.connected() as client, found.board:
         client.subscribe_topic(topic, lambda event: found.board.heard(*event[1]))
@@ -292,14 +267,8 @@ def _far(
 ) -> tuple[str, Report | None, Failure | None]:
     """A run by a worker of a cluster, in a process of its own.
 
-    Args:
-        name: of its folder below ``folder``.
-        config: the run.
-        folder: the study's.
-        one: makes it.
-        here: ``all_versions`` where the study was begun.
-        environment: see ``OWN_FILES``.
-        topic: of the events that say what the run does.
+    ``here`` are ``all_versions`` where the study was begun, ``environment`` the variables of ``OWN_FILES`` there, and
+    events of the ``topic`` say what the run does.
     """
     from distributed import get_worker
 
@@ -322,33 +291,32 @@ def _far(
     tell("began")
     worker = Worker(_serve, folder, one, environment, method="spawn", name="fairflare-run")
     try:
-        return name, *_asked(worker, name, config, folder, 1, tell, still_wanted)
+        _ask(worker, name, config, 1)
+        while True:
+            ready([worker], still_wanted)
+            if outcome := _heard(worker, folder / name, tell):
+                return name, *outcome
     finally:
         stop([worker])
 
 
-def _asked(
-    worker: Worker,
-    name: str,
-    config: RunConfig,
-    folder: Path,
-    share: int,
-    tell: Callable[..., None],
-    each: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """What comes of a run in the process of ``worker``, which tells on its way what it does; see ``ready``."""
-    try:
+def _ask(worker: Worker, name: str, config: RunConfig, share: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended, which whoever listens to it finds
         worker.channel.send((name, config, share))
-        while True:
-            ready([worker], each)
-            kind, *content = worker.channel.receive()
-            if kind == "ended":
-                report, failure = content
-                return report, failure
-            tell(*content)
+
+
+def _heard(worker: Worker, folder: Path, tell: Callable[..., None]) -> Outcome | None:
+    """What has come of the run that ``worker`` makes in ``folder``; None where it goes on, and ``tell`` knows how."""
+    try:
+        kind, *content = worker.channel.receive()
     except (EOFError, OSError, ValueError):  # the last two of a channel that is closed here
         how = worker.how_it_ended()
-        return None, (RunFailed(f"{folder / name}: its process ended early ({how}); the same command goes on"), "")
+        return None, (RunFailed(f"{folder}: its process ended early ({how}); the same command goes on"), "")
+    if kind == "ended":
+        report, failure = content
+        return report, failure
+    tell(*content)
+    return None
 
 
 def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome:
@@ -360,18 +328,12 @@ def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome
 
 def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, str] | None = None) -> None:
     """What a process does: the runs that it is given, one after the other."""
-    for key, text in (environment or {}).items():
-        os.environ.pop(key, None)
-        os.environ.update({key: text} if text else {})
+    set_variables({key: text or None for key, text in (environment or {}).items()})
 
     def say(*said: Any) -> None:
         channel.send(("said", *said))
 
-    with console.shown_by(Elsewhere(say)):
+    with display.told_to(say):
         while True:
             name, config, workers = channel.receive()
             channel.send(("ended", *_outcome(one, config, folder / name, workers)))
-
-
-def _absolute(paths: str) -> str:
-    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare preflight``: sites' configurations or lists and the options of a task, put together."""
+"""What is looked at of sites' data before a run: for what is wrong with them, and for defaults that fit them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
+from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task
-from fairflare.tasks.kinds.own import folder_of_lists, read_description
+from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
+from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
 from fairflare.tasks.preflight import preflight
 
 CONFIGURATIONS = (".yaml", ".yml")
@@ -59,9 +62,6 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
         path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
         asked: what the data are for.
         tell: called now and then with a site, how many of its files have been read, and how many there are.
-
-    Raises:
-        UserError: there is nothing of the kind, or an option cannot be read.
     """
     if not path.is_dir():
         return {asked.site or path.stem: check_site(path, asked, tell)}
@@ -88,8 +88,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
-    """Every site's findings where ``folder`` holds their lists."""
-    from fairflare.app.arguments import own_data, without_sites
+    from fairflare.app.options import own_data, without_sites
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
@@ -154,3 +153,43 @@ def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> l
     batch = next(iter(data.on(execution.device).training(batch_size, 0)))
     objective = task.objective(data.class_counts.to(execution.device), 0.0)
     return memory_findings(execution, network, batch, objective)
+
+
+def write_fingerprint(
+    site_config: Path, kind: str, classes: str, values: Mapping[str, Any], site: str | None, out: Path | None
+) -> Path:
+    """Write the fingerprint of the site whose configuration is in ``site_config``; returns the file."""
+    own, name = read_site_config(site_config), site or site_config.stem
+    task = tasks.load(kind, None, **{**values, "labels": classes})
+    assert isinstance(task, OwnData)  # as every kind is
+    found = fingerprint(task, name, own, own.min_count)
+    if found is None:
+        raise UserError(f"site {name}: its data cannot be read; `fairflare preflight` says why")
+    path = out or Path(file_name(name))
+    save_json(path, {"format": FORMAT, "kind": kind, "site": name, "fingerprint": found.to_json()})
+    return path
+
+
+def plan_of_folder(sources: Sequence[Path], task: str, values: Mapping[str, Any]) -> Plan:
+    """The plan for the data of a folder with every site's list; UserError where nothing can be read."""
+    if len(sources) > 1:
+        raise UserError(f"plan: expected one folder, or files of `fairflare fingerprint`, got {len(sources)}")
+    found = plan_for(task.partition(":")[0], values)
+    if not found.choices:
+        raise UserError(f"{sources[0]}: no site's data can be read; `fairflare preflight` says why")
+    return found
+
+
+def plan_of_files(sources: Sequence[Path]) -> Plan:
+    """The plan for the sites whose fingerprints are in files; UserError for one that is none, twins and other kinds."""
+    prints: dict[str, Fingerprint] = {}
+    kinds = set()
+    for path in sources:
+        kind, site, found = read_fingerprint(path)
+        kinds.add(kind)
+        if site in prints:
+            raise UserError(f"{path.name}: is a second fingerprint of site {site}")
+        prints[site] = found
+    if len(kinds) > 1:
+        raise UserError(f"plan: expected fingerprints of one kind of data, got {' and '.join(sorted(kinds))}")
+    return plan_of(kinds.pop(), prints)

@@ -50,14 +50,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Part:
-    """What goes into one folder with one datalist.
-
-    Attributes:
-        folder: its name.
-        about: what ``dataset.json`` says of it, beside its sizes.
-        items: split -> what is in it.
-        corrupted: images in place of the items' files, in an order of their own; None: the files as they are.
-    """
+    """What goes into one folder with one datalist: ``items`` by split, ``about`` them what ``dataset.json`` says, and
+    maybe ``corrupted`` images in place of their files, in an order of their own."""
 
     folder: str
     about: Mapping[str, Any]
@@ -197,8 +191,6 @@ def _paths(items: Mapping[str, Sequence[Item]]) -> set[Path]:
 
 
 class _Writer:
-    """Writes parts, and counts what it wrote."""
-
     def __init__(self, task: ImagesOnDisk, total: int, progress: Progress) -> None:
         self.task, self.read = task, task.reader()
         self.done, self.total, self.progress = 0, total, progress
@@ -211,10 +203,10 @@ class _Writer:
         for split, i, item in part.examples():
             image, target = self.read(item)
             name = f"{part.folder}/{split}_{i:05d}"
-            _save(_pixels(image), root / f"{name}.png")
+            Image.fromarray(_pixels(image)).save(root / f"{name}.png")
             label: int | str = int(target) if self.task.kind.has_classes else f"{name}_mask.png"
             if isinstance(label, str):
-                _save(_combined(target), root / label)
+                Image.fromarray(_combined(target)).save(root / label)
             lists[KEYS[split]][i] = {"image": f"{name}.png", "label": label, **self._kept(part.folder, item)}
             self.done += 1
             self.progress(part.folder, self.done, self.total)
@@ -241,10 +233,6 @@ def _pixels(image: Tensor) -> np.ndarray:
 def _combined(mask: Tensor) -> np.ndarray:
     """(structures, H, W) of 0 and 1 -> uint8 (H, W), the sum of 2^k over the structures."""
     return sum((plane.numpy() > 0).astype(np.uint8) << k for k, plane in enumerate(mask))
-
-
-def _save(pixels: np.ndarray, path: Path) -> None:
-    Image.fromarray(pixels).save(path)
 
 
 def _save_json(content: object, path: Path) -> None:
@@ -276,3 +264,16 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def prepare_dataset(
+    dataset: str, source: Path, dest: Path, values: Mapping[str, Any], progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``prepare``."""
+    name, _, preset = dataset.partition(":")
+    known = [task for task, cls in tasks.every().items() if issubclass(cls, ImagesOnDisk)]
+    if name not in known:
+        raise UserError(f"prepare: expected one of {', '.join(known)}, got {name!r}")
+    task = tasks.load(name, preset or None, **values)
+    assert isinstance(task, ImagesOnDisk)
+    return prepare(task, source, dest, progress)

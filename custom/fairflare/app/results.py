@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
-from fairflare.app.console import note, say
-from fairflare.app.terminal import out
+from fairflare.app.console import say, show_table
+from fairflare.app.display import note, out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import remark
 from fairflare.report.free_riders import DETECTORS
 from fairflare.report.metrics import label
 from fairflare.report.personal import QUANTITIES as PERSONAL
+from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences
 from fairflare.report.values import plural, with_half_width
 
@@ -42,84 +42,55 @@ LABELS = {
 def run_result(report: Mapping[str, Any], folder: Path) -> None:
     """What came out of one run, and where it is."""
     summary = report["detail"]
-    fairness, sets = summary["fairness"], summary["test_sets"]
-    headline = summary["headline"]
-    found = Table(title=f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}")
-    found.add_column("final model")
-    found.add_column(escape(label(headline, summary)), justify="right")
-    worst, best = fairness["worst"], fairness["best"]
-    own = (summary.get("personal") or {}).get("personal")
-    if own:
-        found.add_column("personal models", justify="right")
-    rows = {
-        "mean over sites": _number(fairness["mean"]),
-        f"worst site ({worst['site']})": _number(worst["value"]),
-        f"best site ({best['site']})": _number(best["value"]),
-        "gap best to worst": _number(fairness["gap"]),
-    }
-    for (name, value), beside in zip(rows.items(), _evenness(own) if own else [()] * len(rows), strict=True):
-        found.add_row(name, value, *beside)
-    for row in sets["rows"]:
-        found.add_row(f"shared test set: {row['name']}", _number(row["value"]))
-    out.print(found)
-    for said in _learned(summary):
-        out.print(said)
-    _after(summary["after"])
+    fairness, columns = summary["fairness"], ["final model", label(summary["headline"], summary)]
+    rows = [
+        ["mean over sites", _number(fairness["mean"])],
+        *([f"{end} site ({fairness[end]['site']})", _number(fairness[end]["value"])] for end in ("worst", "best")),
+        ["gap best to worst", _number(fairness["gap"])],
+    ]
+    if own := (summary.get("personal") or {}).get("personal"):
+        columns.append("personal models")
+        ends = [f"{_number(own[end]['value'])} ({own[end]['site']})" for end in ("worst", "best")]
+        for row, cell in zip(rows, (_number(own["mean"]), *ends, _number(own["gap"])), strict=True):
+            row.append(cell)
+    rows += [[f"shared test set: {row['name']}", _number(row["value"])] for row in summary["test_sets"]["rows"]]
+    show_table(f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}", columns, rows)
+    if doubt := verdict(summary):
+        out.print(f"[bold red]{escape(doubt)}[/]")
+    for sentence in sentences(summary):
+        out.print(escape(sentence))
+    for section in summary["after"]:
+        _after(section)
     for sentence in (summary["benefit"] or {}).get("sentences", ()):
         say(sentence)
-    left_out = sum(len(r) for r in (_rejected(c) for c in summary["rounds"]))
-    if left_out:
+    if left_out := sum(len(record.get("rejected") or {}) for record in summary["rounds"]):
         out.print(f"{left_out} updates were left out; the report says which and why")
     say(f"report: {folder / 'report.html'}")
 
 
-def _learned(summary: Mapping[str, Any]) -> list[str]:
-    """Whether the model has learned, and whether it was still improving."""
-    from fairflare.report.sanity_checks import sentences, verdict
-
-    doubt = verdict(summary)
-    return [*([f"[bold red]{escape(doubt)}[/]"] if doubt else []), *map(escape, sentences(summary))]
-
-
-def _after(sections: Sequence[Mapping[str, Any]]) -> None:
-    """What each step after the last round came to: mean and worst site, stage by stage."""
-    for section in sections:
-        shown = Table(title=f"{section['title']} (by {section['by']}, from {section['split']})")
-        shown.add_column("over sites, absolute")
-        for words in section["stages"].values():
-            shown.add_column(escape(words), justify="right")
-        for metric, name in section["metrics"].items():
-            of = section["summary"][metric].values()
-            cells = [f"{_number(found['mean'])} (worst {_number(found['worst'])})" for found in of]
-            shown.add_row(escape(name), *cells)
-        out.print(shown)
-        note(f"calibration cases: {section['remark']}")
-
-
-def _evenness(found: Mapping[str, Any]) -> list[tuple[str]]:
-    """Mean, worst and best site and gap over the sites' personal models."""
-    ends = [f"{_number(found[end]['value'])} ({escape(str(found[end]['site']))})" for end in ("worst", "best")]
-    return [(_number(found["mean"]),), *((end,) for end in ends), (_number(found["gap"]),)]
+def _after(section: Mapping[str, Any]) -> None:
+    """What a step after the last round came to: mean and worst site, stage by stage."""
+    rows = []
+    for metric, name in section["metrics"].items():
+        stages = section["summary"][metric].values()
+        rows.append([name, *(f"{_number(found['mean'])} (worst {_number(found['worst'])})" for found in stages)])
+    title = f"{section['title']} (by {section['by']}, from {section['split']})"
+    show_table(title, ["over sites, absolute", *section["stages"].values()], rows)
+    note(f"calibration cases: {section['remark']}")
 
 
 def comparison(found: dict[str, Any], folder: Path) -> None:
     """The table of ``fairflare compare``, a column per method, and where the reports are."""
     rows = table(found)
-    shown = Table(title=f"{escape(label(found['headline'], found))}, {plural(len(found['seeds']), 'seed')}")
-    shown.add_column("")
-    for row in rows:
-        shown.add_column(escape(row["method"]), justify="right")
-    for name in rows[0]:
-        if name not in ("method", "seeds"):
-            shown.add_row(LABELS.get(name, name), *(escape(str(row.get(name, ""))) for row in rows))
-    out.print(shown)
-    say(drawn_words(found))
-    if said := remark(found["methods"]):
-        say(said)
-    for sentence in differences(found):
-        say(sentence)
-    for sentence in over_methods(found):
-        say(sentence)
+    quantities = [name for name in rows[0] if name not in ("method", "seeds")]
+    show_table(
+        f"{label(found['headline'], found)}, {plural(len(found['seeds']), 'seed')}",
+        ["", *(row["method"] for row in rows)],
+        [[LABELS.get(name, name), *(str(row.get(name, "")) for row in rows)] for name in quantities],
+    )
+    for sentence in (drawn_words(found), remark(found["methods"]), *differences(found), *over_methods(found)):
+        if sentence:
+            say(sentence)
     for text in found["notes"]:
         note(text)
     for report in sorted(folder.glob("*/report.html")):
@@ -129,29 +100,23 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
 
 def contribution(found: Mapping[str, Any], folder: Path) -> None:
     """The table of ``fairflare contribution``: what each site's absence costs, and what the methods thought of it."""
-    together, seeds = found["together"], found["seeds"]
-    method = found["runs"][0]["methods"]
-    own = next(iter(method))
-    shown = Table(
-        title=f"{found['method']} on {found['task']}: contribution, in {found['metric']}, {plural(len(seeds), 'seed')}"
-    )
-    names = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by interval and Holm's p"]
-    names += ["Shapley value", "Shapley share"] if together["shapley"] else []
-    names += ["method's last weight", "share of examples"]
-    for name in names:
-        shown.add_column(name, justify="left" if name == "site" else "right")
+    together, runs, rows = found["together"], found["runs"], []
+    columns = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by interval and Holm's p"]
+    columns += ["Shapley value", "Shapley share"] if together["shapley"] else []
     for site, one in together["leave_one_out"].items():
-        cells = [with_half_width(one["drop"]), _number(one["drop"]["p_holm"]), _number(one["share"]["mean"])]
+        cells = [site, with_half_width(one["drop"]), _number(one["drop"]["p_holm"]), _number(one["share"]["mean"])]
         cells += [one["verdict"] if one["drop"]["low"] is not None else "one seed"]
         if together["shapley"]:
             value = together["shapley"][site]
             cells += [with_half_width(value["value"]), _number(value["share"]["mean"])]
-        for method in (own, "examples"):
-            cells.append(_number(sum(run["methods"][method][site] for run in found["runs"]) / len(seeds)))
-        shown.add_row(escape(site), *map(escape, cells))
-    out.print(shown)
-    scores = [run["score"] for run in found["runs"]]
-    out.print(f"score with all sites: {_number(sum(scores) / len(scores))} (mean over all sites' own test splits)")
+        for method in (next(iter(runs[0]["methods"])), "examples"):
+            cells.append(_number(sum(run["methods"][method][site] for run in runs) / len(runs)))
+        rows.append(cells)
+    title = f"{found['method']} on {found['task']}: contribution, in {found['metric']}, "
+    title += plural(len(found["seeds"]), "seed")
+    show_table(title, [*columns, "method's last weight", "share of examples"], rows)
+    score = sum(run["score"] for run in runs) / len(runs)
+    out.print(f"score with all sites: {_number(score)} (mean over all sites' own test splits)")
     if found["shapley_by"] and not found["shapley_by"]["exact"]:
         say(f"Shapley values are of {found['shapley_by']['permutations']} drawn orders; JSON has their standard errors")
     _agreements(together["agreement"])
@@ -161,17 +126,12 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
 def riders(found: Mapping[str, Any], folder: Path) -> None:
     """The tables of ``fairflare riders``: per method, kinds of riders down and detectors across."""
     for method in found["methods"]:
-        shown = Table(
-            title=f"free riders under {escape(method['label'])}, {plural(len(found['seeds']), 'seed')}: found, accused"
-        )
-        shown.add_column("kind")
-        shown.add_column(found["metric"], justify="right")
-        for name in DETECTORS:
-            shown.add_column(name, justify="right")
+        rows = []
         for kind, one in method["kinds"].items():
             cells = [f"{_share(rates['found'])}, {_share(rates['accused'])}" for rates in one["detectors"].values()]
-            shown.add_row(kind, with_half_width(one["score"]), *cells)
-        out.print(shown)
+            rows.append([kind, with_half_width(one["score"]), *cells])
+        title = f"free riders under {method['label']}, {plural(len(found['seeds']), 'seed')}: found, accused"
+        show_table(title, ["kind", found["metric"], *DETECTORS], rows)
     for name, words in DETECTORS.items():
         say(f"{name}: {words}")
     say(f"riders: {folder / 'riders.json'}")
@@ -188,10 +148,6 @@ def _agreements(found: Mapping[str, Any]) -> None:
             if measures is not None:
                 numbers = ", ".join(f"{name} {_number(value['mean'])}" for name, value in measures.items())
                 say(f"agreement of {method} with the {words[kind]} shares: {numbers}")
-
-
-def _rejected(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    return record.get("rejected") or {}
 
 
 def _number(value: float | None) -> str:

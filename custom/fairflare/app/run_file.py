@@ -2,18 +2,19 @@
 """A run in one YAML file, whose keys are the options of ``fairflare run``: the file becomes a command line.
 
 So whatever that command can be told, the file can say, with the same checks, and both make the same model. Relative
-paths start at the file. What the user gives beside the file wins.
+paths start at the file. What the user gives beside the file wins. click's ``default_map`` would let a variable of the
+environment win over the file, and an option that is repeated on the command line would drop the file's values.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fairflare.app.labels import as_text, flat_settings
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import check_plain, expected, shown
@@ -25,27 +26,18 @@ METHOD, SETTINGS = "method", "set"
 """Keys of the method and of the settings; all others are names of options."""
 NOT_HERE = frozenset({"help", "json", "force"})
 """Options that are of one call: what is shown, and that an earlier run may be replaced."""
-OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "task", "after", "run"})
-"""Owners of settings, whose values may stand below them, as in ``config.json``."""
-
-
 OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
 """Keys that say where and how a run takes place; an export of the same file leaves them aside."""
 
 
 class RunCommand(click.Command):
-    """A command whose METHOD may be a YAML file that says everything.
-
-    Attributes:
-        skips: keys of ``fairflare run`` that mean nothing to this command.
-    """
+    """A command whose METHOD may be a YAML file that says everything but its ``skips``: keys that mean nothing here."""
 
     def __init__(self, *arguments: Any, skips: frozenset[str] = frozenset(), **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.skips = skips
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, with those of the file before them where METHOD names one."""
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         named = given.get(METHOD)
         if isinstance(named, str) and named.endswith(SUFFIXES):
@@ -56,21 +48,15 @@ class RunCommand(click.Command):
 def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: Sequence[str]) -> list[str]:
     """``arguments`` of ``command``, one of which is ``path``, with what the file says in its place.
 
-    Args:
-        command: whose options the file may have as keys.
-        path: the file.
-        arguments: the user's.
-        pairs: the ``--set`` pairs among them, which win over the file's.
-
-    Raises:
-        UserError: one line that names file, key, what was expected and what came.
+    ``pairs`` are the ``--set`` pairs among the arguments. Raises UserError, which names file, key, what was expected
+    and what came.
     """
     where = f"run file {path.name}"
     content = {key: value for key, value in read_run_file(path).items() if key not in command.skips}
     expected(where, METHOD in content, f"the key {METHOD!r}", list(content))
-    own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
+    method, *own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
     place = list(arguments).index(str(path)) if str(path) in arguments else 0
-    return [*own[1:], *arguments[:place], own[0], *arguments[place + 1 :]]
+    return [*own, *arguments[:place], method, *arguments[place + 1 :]]
 
 
 def as_arguments(
@@ -78,21 +64,22 @@ def as_arguments(
 ) -> list[str]:
     """The command line that a file, or a call with keywords, stands for: the method first, where there is one.
 
-    Args:
-        command: whose options may be keys.
-        content: key -> value.
-        where: begins messages.
-        home: where relative paths start.
-        pairs: ``KEY=VALUE`` given elsewhere, whose keys are left out.
-
-    Raises:
-        UserError: one line that names key, what was expected and what came.
+    The options of ``command`` are the keys that ``content`` may have. ``where`` begins messages, ``home`` is where
+    relative paths start, and ``pairs`` are settings given elsewhere, whose keys are left out.
     """
-    keys, given = known_keys(command), dict(content)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    keys = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
+    keys = {METHOD: keys[SETTINGS], **{key: one for key, one in keys.items() if key not in NOT_HERE}}
+    given = dict(content)
     for key in given:
         if key not in keys:
             raise UserError(f"{where}: {unlisted('key', str(key), list(keys))}")
-    found = [_method(given.pop(METHOD), where)] if METHOD in given else []
+    found = []
+    if METHOD in given:
+        method = given.pop(METHOD)
+        fits = isinstance(method, str) and method and not method.startswith("-") and not method.endswith(SUFFIXES)
+        expected(f"{where}: {METHOD}", bool(fits), "a method's id", method)
+        found = [method]
     won = {pair.partition("=")[0].strip() for pair in pairs}
     settings = flat_settings(given.pop(SETTINGS, None) or {}, where)
     found += [f"--set={key}={value}" for key, value in settings if key not in won]
@@ -101,10 +88,18 @@ def as_arguments(
     return found
 
 
-def _method(value: Any, where: str) -> str:
-    fits = isinstance(value, str) and bool(value) and not value.startswith("-") and not value.endswith(SUFFIXES)
-    expected(f"{where}: {METHOD}", fits, "a method's id", value)
-    return str(value)
+def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
+    name = option.opts[0]
+    if value is None:
+        return []
+    if option.is_flag:
+        expected(where, isinstance(value, bool), "true or false", value)
+        return [name] if value else []
+    values = value if option.multiple and isinstance(value, list) else [value]
+    for one in values:
+        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
+    is_path = isinstance(option.type, click.Path)
+    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -146,50 +141,3 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     return Loader
-
-
-def known_keys(command: click.Command) -> dict[str, click.Option]:
-    """Key of a file -> the option that it stands for; the method's and the settings' are among the keys."""
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    named = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
-    return {METHOD: named[SETTINGS], **{key: one for key, one in named.items() if key not in NOT_HERE}}
-
-
-def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
-
-    Raises:
-        UserError: no mapping.
-    """
-    expected(f"{where}: {SETTINGS}", isinstance(settings, Mapping), "names and values", settings)
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and key in OWNERS:
-            for name, own in value.items():
-                inner = own if key == "probe" and isinstance(own, Mapping) else {"": own}
-                yield from ((".".join(filter(None, (key, name, last))), as_text(one)) for last, one in inner.items())
-        else:
-            yield key, as_text(value)
-
-
-def as_text(value: Any) -> str:
-    """A value as the command line has it: true, none, 0.1, "a,b" of a list of plain values, JSON of anything else."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
-        return ",".join(map(as_text, value))
-    return json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
-
-
-def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
-    """The arguments that stand for one key of a file."""
-    name = option.opts[0]
-    if value is None:
-        return []
-    if option.is_flag:
-        expected(where, isinstance(value, bool), "true or false", value)
-        return [name] if value else []
-    values = value if option.multiple and isinstance(value, list) else [value]
-    for one in values:
-        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
-    is_path = isinstance(option.type, click.Path)
-    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]

@@ -4,24 +4,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.app import console
-from fairflare.app.folders import (
-    FLARE_LOG,
-    RIDER,
-    check_path,
-    fresh_folder,
-    is_complete,
-    is_run,
-    opened,
-)
-from fairflare.app.progress import duration
-from fairflare.core import registry
+import numpy as np
+import torch
+from rich.markup import escape
+
+from fairflare.app import display
+from fairflare.app.display import duration, err
+from fairflare.app.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
+from fairflare.app.labels import CACHE, environment
+from fairflare.core import registry, user_code
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
 from fairflare.core.types import Training
@@ -67,7 +66,6 @@ def execute(
     """Run ``config`` into ``folder`` and return the content of ``report.json``.
 
     Args:
-        config: the run.
         folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
         env: "local" or "sim".
         sim_threads: simulator threads; as many as sites when None.
@@ -81,16 +79,15 @@ def execute(
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
     parts.task.check_data()
     for caution in cautions(config, parts):
-        console.note(caution)
+        display.note(caution)
     names = list(site_of_client(config, parts.task))
     if sim_threads is not None and (env != "sim" or sim_threads < 1):
         raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
-    if env != "local" and (workers or 1) > 1:
-        raise UserError(f"--workers: expected --env local, got --env {env}")
     if env != "local":
+        if (workers or 1) > 1 or config.stacked:
+            key = "stacked" if config.stacked else "--workers"
+            raise UserError(f"{key}: expected --env local, got --env {env}")
         refuse_pooling(parts.selector, f"--env {env}")
-    if config.stacked and env != "local":
-        raise UserError(f"stacked: expected --env local, got --env {env}")
     with fresh_folder(folder, force), _with_room(folder):
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
@@ -115,8 +112,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
-    Model, the rule's state and the sites' memories are those of that round, so that the final model is the one of an
-    uninterrupted run, bit for bit.
+    The final model is the one of an uninterrupted run, bit for bit.
 
     Raises:
         UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
@@ -150,10 +146,7 @@ def report_again(folder: Path) -> dict[str, Any]:
     """(Re)write the report of the run in ``folder`` and return the content of ``report.json``; see ``write_report``."""
     from fairflare.report.write import write_report
 
-    _require_folder(folder)
-    if not is_run(folder):
-        return write_report(folder)  # which says what is missing
-    with opened(folder):
+    with _opened_run(folder):
         return write_report(folder)
 
 
@@ -163,12 +156,10 @@ def report_editions(
     """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
     from fairflare.report.write import write_editions
 
-    _require_folder(folder)
     where = out or folder / EDITIONS
+    _require_folder(folder)
     check_path(where)
-    if not is_run(folder):
-        return write_editions(folder, sites, where), where  # which says what is missing
-    with opened(folder):
+    with _opened_run(folder):
         return write_editions(folder, sites, where), where
 
 
@@ -185,7 +176,10 @@ def run_once(
     from fairflare.report.write import verify_run
 
     env = env_of(config, env)
-    found = None if force or not folder.is_dir() else _configured(folder)
+    found: dict[str, Any] | None = None
+    if not force and folder.is_dir():
+        with opened(folder):  # which may bring back the run that another was about to replace
+            found = read_json(folder / CONFIG) if is_run(folder) else None
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
         return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
     if is_complete(folder):
@@ -193,23 +187,17 @@ def run_once(
             verify_run(folder)
         except UserError as error:
             raise UserError(f"{folder}: is not reused: {error}") from None
-        console.note(f"{folder.name}: finished before, reused")
+        display.note(f"{folder.name}: finished before, reused")
         return read_json(folder / REPORT)
-    console.note(f"{folder.name}: was cut short, goes on")
+    display.note(f"{folder.name}: was cut short, goes on")
     return resume(folder, sim_threads=sim_threads, workers=workers)
 
 
 def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """How many processes the sites of a run on this machine are spread over.
 
-    Args:
-        wanted: a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
-            and for a stacked run.
-        config: the run.
-        parts: those of ``config``.
-
-    Raises:
-        UserError: this system, or a stacked run, cannot have several.
+    ``wanted`` is a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
+    and for a stacked run. Raises UserError where this system, or a stacked run, cannot have several.
     """
     sites = len(parts.task.sites())
     if config.stacked:
@@ -232,11 +220,7 @@ def _with_room(folder: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FairFlareError) or not is_full(error):
             raise
-        raise RunFailed(advice(error, folder, _has_begun(folder))) from error
-
-
-def _has_begun(folder: Path) -> bool:
-    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+        raise RunFailed(advice(error, folder, has_begun(folder))) from error
 
 
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
@@ -247,17 +231,21 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
             if said := words(config):
-                console.note(said)
-            shown = console.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
+                display.note(said)
+            shown = display.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
-        _report_what_there_is(folder)
-        raise
-    from fairflare.report.write import write_report
+        from fairflare.report.write import write_report
 
-    with console.busy("writing the report"):
+        if (folder / AUDIT).exists():
+            with contextlib.suppress(FairFlareError):
+                write_report(folder)
+        raise
+    from fairflare.report.write import write_report  # no round waits for its modules
+
+    with display.busy("writing the report"):
         return write_report(folder)
 
 
@@ -265,13 +253,13 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     from fairflare.flare.simulate import run_simulator
 
     if threads is not None and threads < len(names):
-        console.note(
+        display.note(
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
     rounds, headline = config.training["rounds"], tasks.known(config.task).headline
     if said := words(config):
-        console.note(said)
-    with console.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
+        display.note(said)
+    with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
 
         def lost(site: str) -> None:
             progress.lost(_without(config, folder, site, len(names)))
@@ -308,8 +296,14 @@ def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
         whole = bool(verify_run(folder)) and is_complete(folder)
     if whole:
         raise UserError(f"{folder}: the run is complete, there is nothing to resume")
-    with console.busy("writing the report"):
+    with display.busy("writing the report"):
         return write_report(folder)
+
+
+def _opened_run(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """``opened`` where there is a run; whoever reports says what is missing."""
+    _require_folder(folder)
+    return opened(folder) if is_run(folder) else contextlib.nullcontext()
 
 
 def _require_folder(folder: Path) -> None:
@@ -317,14 +311,7 @@ def _require_folder(folder: Path) -> None:
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no folder")
 
 
-def _configured(folder: Path) -> dict[str, Any] | None:
-    """The content of ``config.json`` of the run in ``folder``, if there is one."""
-    with opened(folder):  # which may bring back the run that another was about to replace
-        return read_json(folder / CONFIG) if is_run(folder) else None
-
-
 def title(config: RunConfig) -> str:
-    """A run in a few words."""
     return f"{_composed(config)} on {config.task}:{config.preset}, seed {config.seed}"
 
 
@@ -333,9 +320,66 @@ def _composed(config: RunConfig) -> str:
     return "+".join([config.method, *(id for kind, id in config.parts.items() if id != getattr(method, kind))])
 
 
-def _report_what_there_is(folder: Path) -> None:
-    from fairflare.report.write import write_report
+def execute_deployed(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str,
+    kit: Path | None,
+    timeout: float,
+    preinstalled: bool = False,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``.
 
-    if (folder / AUDIT).exists():
-        with contextlib.suppress(FairFlareError):
-            write_report(folder)
+    Args:
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "poc" or "prod".
+        kit: startup kit of the user who submits; for a POC its project admin's by default.
+        timeout: seconds until the job must be over.
+        preinstalled: the job brings no code.
+
+    Raises:
+        UserError: no such kit, no such sites, or the server refuses user or job.
+        RunFailed: the server cannot be reached, or the job failed; its text is the server's reason.
+    """
+    from fairflare.flare.deploy import find_kit, run_deployed
+    from fairflare.report.write import verify_run
+
+    find_kit(env, kit)
+    parts = build_parts(config)
+    refuse_pooling(parts.selector, f"--env {env}")
+    for caution in cautions(config, parts):
+        display.note(caution)
+    with fresh_folder(folder, force):
+        run_deployed(
+            config,
+            folder,
+            env,
+            kit,
+            timeout=timeout,
+            preinstalled=preinstalled,
+            watch=lambda text: err.print(escape(text), soft_wrap=True),
+        )
+        verify_run(folder)
+        if not (folder / REPORT).is_file():
+            raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
+    return json.loads((folder / REPORT).read_text())
+
+
+@contextlib.contextmanager
+def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+    """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    threads = torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with environment(
+            {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: os.environ.get(CACHE), **named}
+        ):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

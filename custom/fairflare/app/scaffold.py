@@ -50,15 +50,7 @@ CARDS: Mapping[str, Mapping[str, str]] = {
 
 
 def write_part(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the plugin ``name``, its test and its card into ``folder``, which is made if need be.
-
-    Args:
-        kind: "rule", "trainer" or "probe".
-        name: the id, lower-case words joined by hyphens, e.g. "my-rule".
-        folder: where to write.
-
-    Returns:
-        The three files.
+    """Write the plugin ``name``, its test and its card into ``folder``, which is made if need be; return the files.
 
     Raises:
         UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
@@ -92,7 +84,6 @@ def _part_ids(kind: str) -> list[str]:
 
 
 def _texts(kind: str, name: str, module: str) -> dict[str, str]:
-    """File -> content."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     files = {f"{module}.py": f"{kind}.py.j2", f"test_{module}.py": "test.py.j2", f"{name}.md": "card.md.j2"}

@@ -8,27 +8,35 @@ folder, trials are folders beside it: the same command goes on where another has
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.app import console
-from fairflare.app.folders import created, opened
+from fairflare.app import display
+from fairflare.app.folders import created, fresh_folder, opened
+from fairflare.app.labels import as_text
 from fairflare.app.parallel import Cluster, Workers, budget, side_by_side
-from fairflare.app.run_file import as_text
 from fairflare.app.runs import run_once
-from fairflare.app.search_space import Space, sampled
-from fairflare.app.search_trials import TRIAL, best_of, run_trial
 from fairflare.app.study import Study
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.findings import Finding
 from fairflare.core.seeds import derive
-from fairflare.core.validation import expected
+from fairflare.core.types import Batch, SiteData, SplitName
+from fairflare.core.validation import expected, shown
+from fairflare.engine import audit
 from fairflare.engine.best import Choice
-from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.files import AUDIT
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.memory import forget
+from fairflare.engine.setup.assembly import build_federation, save_config
+from fairflare.engine.setup.config import RunConfig, make_config, site_of_client
+from fairflare.engine.setup.local import SITES, LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.search import render_search, trials_csv
@@ -36,6 +44,166 @@ from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:
     import optuna
+
+FORM = "KEY=LOW..HIGH, KEY=LOW..HIGH:log, or KEY=A,B,C"
+MOST_CHOICES = 1000
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, whole ones where both are written so; ``log``: even in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Values that the setting must take."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"{self.low}..{self.high}{':log' if self.log else ''}"
+
+    def draw(self, trial: optuna.Trial, key: str) -> float:
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(key, self.low, self.high, log=self.log)
+        return trial.suggest_float(key, self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One of some values, as texts of the command line."""
+
+    values: tuple[str, ...]
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        return self.values[0], self.values[-1]
+
+    def __str__(self) -> str:
+        return ",".join(self.values)
+
+    def draw(self, trial: optuna.Trial, key: str) -> str:
+        return str(trial.suggest_categorical(key, self.values))
+
+
+Space = Mapping[str, Range | Choices]
+
+
+def parse_over(texts: Sequence[str]) -> dict[str, Range | Choices]:
+    """ "rule.q=0.1..10:log" -> {"rule.q": Range(0.1, 10, True)}; raises UserError on anything else."""
+    found: dict[str, Range | Choices] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not (key and equals and values):
+            raise UserError(f"--over: expected {FORM}, got {shown(text)}")
+        if key in found:
+            raise UserError(f"--over: {shown(key)} is given twice")
+        found[key] = _values(key, values)
+    if not found:
+        raise UserError(f"--over: expected at least one setting to search: {FORM}")
+    return found
+
+
+def _values(key: str, text: str) -> Range | Choices:
+    match = re.fullmatch(r"([^,:]+?)\.\.([^,:]+?)(:log)?", text)
+    if match is None:
+        choices = tuple(part.strip() for part in text.split(","))
+        if len(set(choices)) < len(choices) or not all(choices) or not 2 <= len(choices) <= MOST_CHOICES:
+            raise UserError(f"--over {key}: expected a range or at least two different values, got {shown(text)}")
+        return Choices(choices)
+    low, high, log = _number(key, match[1]), _number(key, match[2]), match[3] is not None
+    if not low < high:
+        raise UserError(f"--over {key}: expected LOW below HIGH, got {shown(text)}")
+    if log and low <= 0:
+        raise UserError(f"--over {key}: expected LOW above 0 with :log, got {shown(text)}")
+    return Range(low, high, log)
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        number = float(text) if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()) else int(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"--over {key}: expected numbers on both sides of .., got {shown(text)}")
+    return number
+
+
+TRIAL = ("score", "mean", "worst", "worst_site", "model_sha256")
+"""What a trial comes to, on validation."""
+
+
+class Untested:
+    """A site's data without its test split: nothing can be measured on it."""
+
+    def __init__(self, data: SiteData) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def size(self, split: SplitName) -> int:
+        return 0 if split == "test" else self._data.size(split)
+
+    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
+        return iter(()) if split == "test" else self._data.fixed(split, batch_size, at_most)
+
+
+def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int = 1) -> dict[str, Any]:
+    """Run ``config`` without tests into ``folder`` and return ``TRIAL``; "reason" where the run failed.
+
+    What a killed command has left in the folder goes. ``choice`` makes one score of the sites'; ``workers`` is not
+    used, since trials run side by side. Raises UserError where a site has no validation examples.
+    """
+    parts = build_parts(config)
+    parts.task.check_data()
+    with fresh_folder(folder, force=True):
+        save_config(config, parts, folder, "local")
+        try:
+            with LocalSites(config, folder, parts) as sites:
+                transport = sites.transport
+                assert isinstance(transport, InProcess)
+                for site in transport.members():
+                    site.look = partial(_untested, site.look)
+                federation = build_federation(config, parts, transport, folder, "local", (), sites.at_server)
+                federation.score = None  # the shared test sets
+                federation.run(parts.model)
+        except RunFailed as failed:
+            return {"score": None, "reason": str(failed)}
+        forget(folder / SITES, site_of_client(config, parts.task))
+        return scored(audit.verify(folder / AUDIT), choice)
+
+
+def scored(entries: Sequence[Mapping[str, Any]], choice: Choice) -> dict[str, Any]:
+    """What a trial's log says of the final model on the validation splits; raises UserError where a site has none."""
+    evaluation = next(entry for entry in entries if entry["event"] == "evaluation")
+    values = {site: found["val"].get(choice.metric) for site, found in evaluation["sites"].items()}
+    missing = sorted(site for site, value in values.items() if value is None)
+    if missing or not values:
+        raise UserError(f"search: site {missing[0] if missing else '?'}: has no {choice.metric} on a validation split")
+    last = next(entry for entry in reversed(entries) if "model_sha256" in entry)
+    worst = (min if choice.higher else max)(sorted(values), key=lambda site: values[site])
+    return {
+        "score": choice.score(values),
+        "mean": sum(values.values()) / len(values),
+        "worst": values[worst],
+        "worst_site": worst,
+        "model_sha256": last["model_sha256"],
+    }
+
+
+def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row with the largest score, the first of equals; None where no trial has one."""
+    known = [row for row in rows if row["score"] is not None]
+    return max(known, key=lambda row: row["score"], default=None)
+
+
+def _untested(look: Any) -> tuple[list[Finding], SiteData | None]:
+    found, data = look()
+    return found, None if data is None else Untested(data)
+
 
 STUDY, RESULT, PAGE, TABLE = "study.db", "search.json", "search.html", "trials.csv"
 TRIALS, BEST = "trials", "best"
@@ -47,8 +215,6 @@ class Search:
     """What is looked for.
 
     Attributes:
-        method: id.
-        task: name or name:preset.
         space: setting -> where its values come from.
         objective: "mean", "worst" or "trade-off", of the headline metric on the sites' validation splits.
         weight: w of the trade-off, mean - w (mean - worst).
@@ -73,10 +239,7 @@ class Search:
 def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> dict[str, Any]:
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
-    Args:
-        search: what is looked for.
-        folder: holds study and trials; that of the same search goes on.
-        workers: trials side by side, see ``parallel.budget``.
+    The study and the trials that ``folder`` holds go on. ``workers``: trials side by side, see ``parallel.budget``.
 
     Raises:
         UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
@@ -88,7 +251,7 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
         study = _study(search, folder)
         at_once = budget(workers, "local", {"trial": first})
         _again(study)
-        while left := search.trials - _finished(study):
+        while left := search.trials - len(_ended(study)):
             count = min(left, side_by_side(at_once))
             _batch(study, search, folder, count, at_once if isinstance(at_once, Cluster) else count)
         rows = _rows(study, search)
@@ -163,55 +326,41 @@ def _ended(study: optuna.Study) -> list[Any]:
     return [trial for trial in ended if f"cut short {trial.number}" not in study.user_attrs]
 
 
-def _finished(study: optuna.Study) -> int:
-    return len(_ended(study))
-
-
 def _batch(study: optuna.Study, search: Search, folder: Path, count: int, workers: Workers) -> None:
     """Run ``count`` trials side by side and tell the study."""
     asked = [study.ask() for _ in range(count)]
-    values = {trial.number: sampled(trial, search.space) for trial in asked}
+    values = {trial.number: {key: one.draw(trial, key) for key, one in search.space.items()} for trial in asked}
     runs = {f"{TRIALS}/{number:04d}": search.config(one) for number, one in values.items()}
     (folder / TRIALS).mkdir(exist_ok=True)
-    found = Study(runs).make(folder, partial(run_trial, choice=_choice(search)), workers)
+    task = build_parts(search.config({})).task
+    metric = task.metric(task.headline)
+    choice = Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
+    found = Study(runs).make(folder, partial(run_trial, choice=choice), workers)
     for trial, one in zip(asked, found.values(), strict=True):
         for key in (*TRIAL, "reason"):
             trial.set_user_attr(key, one.get(key))
         state = None if one.get("score") is not None else _optuna().trial.TrialState.FAIL
         study.tell(trial, one.get("score"), state=state)
-        console.note(f"trial {trial.number}: {_shown(one)}  {_pairs(values[trial.number])}")
-
-
-def _choice(search: Search) -> Choice:
-    parts = build_parts(search.config({}))
-    metric = parts.task.metric(parts.task.headline)
-    return Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
-
-
-def _shown(one: Mapping[str, Any]) -> str:
-    score = one.get("score")
-    return f"failed: {one.get('reason')}" if score is None else f"{score:.4f}"
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={as_text(value)}" for key, value in values.items())
+        said = f"failed: {one.get('reason')}" if one.get("score") is None else f"{one['score']:.4f}"
+        pairs = " ".join(f"{key}={as_text(value)}" for key, value in values[trial.number].items())
+        display.note(f"trial {trial.number}: {said}  {pairs}")
 
 
 def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
     """A row per trial, in their order."""
-    rows = []
-    for trial in _ended(study):
-        own = {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}
-        values = {key: one.of(trial.params[key]) for key, one in search.space.items()}
-        rows.append({"trial": trial.number, "values": values, **own})
-    return rows
+    return [
+        {"trial": trial.number, "values": {key: trial.params[key] for key in search.space}}
+        | {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}
+        for trial in _ended(study)
+    ]
 
 
 def _result(
     search: Search, rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any], report: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     words = ["fairflare", "run", search.method, "--task", search.task]
-    words += [part for key in ("rounds", "sites", "seed") if search.choices.get(key) for part in _flag(search, key)]
+    for key in ("rounds", "sites", "seed"):
+        words += [f"--{key}", str(search.choices[key])] if search.choices.get(key) else []
     settings = {**(search.choices.get("values") or {}), **best["values"]}
     words += [part for key, value in settings.items() for part in ("--set", f"{key}={as_text(value)}")]
     fairness = report["fairness"]
@@ -228,7 +377,3 @@ def _result(
         "test": {key: fairness[key] for key in ("mean", "worst", "worst_site", "gap")},
         "folder": BEST,
     }
-
-
-def _flag(search: Search, key: str) -> tuple[str, str]:
-    return f"--{key}", str(search.choices[key])

@@ -15,20 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.app import console
-from fairflare.app.arguments import folder_name, on_grid, split_method
+from fairflare.app import display
 from fairflare.app.folders import check_collection, created, is_complete, opened
+from fairflare.app.labels import as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.app.parallel import Failure, One, Report, Workers, budget, run_all
-from fairflare.app.references import same_headline
-from fairflare.app.run_file import as_text, flat_settings
-from fairflare.app.runs import run_once
+from fairflare.app.runs import as_before, default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
+from fairflare.core.settings import owned
+from fairflare.core.versions import all_versions
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.at_server import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report import REPORT
+from fairflare.report.tables import machine
 from fairflare.report.write import verify_run
 
 if TYPE_CHECKING:
@@ -49,37 +52,40 @@ def arms(
     values: Mapping[str, Any] | None = None,
     fixed_data: bool = False,
 ) -> list[tuple[str, RunConfig]]:
-    """(folder name, run) of every method with every seed.
+    """(folder name, run) of every method with every seed; arguments as of ``Study.grid``.
 
     With seed s the task's data are drawn with ``data_seed_of(s)``, the same for all methods, where the task draws
-    anything (``Task.drawn``) and nothing else is asked for.
-
-    Args:
-        labels: methods, each with settings of its own if any: "fedism-plus:state=L,q=1".
-        task: name or name:preset.
-        seeds: different numbers >= 0.
-        rounds: T, the preset's when None.
-        sites: number of sites, the preset's when None.
-        values: settings of all methods; a ``data_seed`` among them fixes the data.
-        fixed_data: every seed has the preset's own data.
+    anything (``Task.drawn``) and no ``data_seed`` is among the ``values``, which are settings of all methods.
 
     Raises:
         UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
     """
     shared, found = dict(values or {}), []
-    fixed_data = fixed_data or _sets_data_seed(shared)
+    choices = {"rounds": rounds, "sites": sites, "values": shared}
     for label in labels:
-        name, own = split_method(label)
-        if _sets_data_seed(own):
+        if _sets_data_seed(split_method(label)[1]):
             raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
         for seed in seeds:
-            made = partial(make_config, name, task, rounds=rounds, sites=sites, seed=seed, over=own)
-            config = made(values=shared)
-            if drawn := {} if fixed_data else data_values(config, shared, seed):
-                config = made(values=shared | drawn)
+            config = config_of(label, task, seed, choices, draw=not fixed_data)
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
     return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
+
+
+def config_of(
+    label: str, task: str, seed: int, choices: Mapping[str, Any], *, draw: bool, over: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The run of a METHOD label with a seed.
+
+    With ``draw`` it draws its data with the seed, too, where the task draws any and no ``data_seed`` is given.
+    ``choices``: rounds, sites and values of ``make_config``; ``over``: settings that win over all others.
+    """
+    (name, own), values = split_method(label), dict(choices.get("values") or {})
+    made = partial(make_config, name, task, seed=seed, over={**own, **(over or {})})
+    config = made(**{**choices, "values": values})
+    if not draw or _sets_data_seed(values) or not tasks.load(config.task, config.preset, **config.options).drawn():
+        return config
+    return made(**{**choices, "values": {**values, f"task.{DATA_SEED}": data_seed_of(seed)}})
 
 
 class Study:
@@ -162,12 +168,7 @@ class Study:
         return made
 
     def fit(
-        self,
-        out: str | os.PathLike[str],
-        *,
-        workers: Workers | None = 1,
-        force: bool = False,
-        progress: bool = True,
+        self, out: str | os.PathLike[str], *, workers: Workers | None = 1, force: bool = False, progress: bool = True
     ) -> Study:
         """Make the runs that are missing in ``out``, and return the study.
 
@@ -183,10 +184,8 @@ class Study:
         Raises:
             FairFlareError: of the first run that failed, after the others have ended.
         """
-        from fairflare.app.federation import as_before
-
         finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
-        with as_before({}), contextlib.nullcontext() if progress else console.silent(), finished:
+        with as_before({}), contextlib.nullcontext() if progress else display.silent(), finished:
             return self
 
     @property
@@ -205,8 +204,6 @@ class Study:
     def sites(self) -> pandas.DataFrame:
         """A row per finished run and site: what tells the run from the others, and ``Federation.sites``."""
         import pandas
-
-        from fairflare.app.federation import sites_table
 
         found = [
             sites_table(report)
@@ -237,16 +234,9 @@ class Study:
     ) -> Iterator[dict[str, Report]]:
         """Within: every run has ended well, and no other command works in the study's folders; path -> report.
 
-        Args:
-            folder: the study's; one that holds something else is refused.
-            one: makes a run, or takes the one that is there.
-            workers: see ``parallel.budget``.
-            env: "local" or "sim".
-            is_part: whether a run's folder may have this name.
-            seconds: see ``Board``.
-
-        Raises:
-            FairFlareError: as ``make``, or the folder cannot be used.
+        A ``folder`` that holds something else is refused; ``is_part`` says of which names its runs' folders may be.
+        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``,
+        ``seconds`` as of ``Board``. Raises as ``make``.
         """
         self.check(folder, is_part)
         at_once = budget(workers, env, self.runs)
@@ -309,15 +299,6 @@ def data_seed_of(seed: int) -> int:
     return derive(seed, "data") % 10**9
 
 
-def data_values(config: RunConfig, values: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The setting that draws the data of a seed; {} where the task draws nothing or ``values`` fix it."""
-    return {} if _sets_data_seed(values) or not _draws(config) else {f"task.{DATA_SEED}": data_seed_of(seed)}
-
-
-def _draws(config: RunConfig) -> bool:
-    return bool(tasks.load(config.task, config.preset, **config.options).drawn())
-
-
 def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
     """Raise UserError, before anything runs, where runs of one seed differ in more than the method and its training."""
     first: dict[int, tuple[str, RunConfig]] = {}
@@ -331,3 +312,61 @@ def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
                         f"{key}: expected the same for all methods of a comparison (--set {key}=...), "
                         f"got {own[key]} in {name} and {its[key]} in {other}"
                     )
+
+
+SOLO, POOLED = "solo", "pooled"
+ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
+"""What a reference has of the run, beside task, data, seed and trainer."""
+
+
+def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
+    """(folder name, run) of a run and of its references, on the same data, from the same first model, equally long.
+
+    ``names``: "solo" and "pooled", or one of them. Raises UserError where the data of these sites may not be pooled.
+    """
+    own = default_folder(config).name.partition(f"-{config.task}-")[0]
+    return same_headline([(own, config), *((name, reference_of_run(config, name)) for name in names)])
+
+
+def same_headline(found: list[tuple[str, RunConfig]]) -> list[tuple[str, RunConfig]]:
+    """Final models of all runs where one of them cannot choose among its rounds: a choice would favour the others."""
+    if len({config.headline for _, config in found}) < 2:
+        return found
+    return [(name, dataclasses.replace(config, headline="final")) for name, config in found]
+
+
+def reference_of_run(config: RunConfig, name: str) -> RunConfig:
+    """The run of the method ``name`` that goes with ``config``; raises UserError where there can be none."""
+    trainer = trains_alone(config.trainer)
+    settings = owned(config.settings, "trainer") if trainer == config.trainer else {}
+    values = {f"task.{key}": value for key, value in config.options.items()}
+    values |= {"trainer": trainer, **{f"trainer.{key}": value for key, value in settings.items()}}
+    made = make_config(name, f"{config.task}:{config.preset}", seed=config.seed, values=values)
+    alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
+    alike |= {"min_sites": config.min_sites} if name == SOLO else {}
+    return checked_config(dataclasses.replace(made, **alike))
+
+
+def facts() -> dict[str, str]:
+    """What stands below tables that a command writes: the machine, and the versions of what ran."""
+    return {
+        "machine": machine(),
+        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
+    }
+
+
+def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.sites``."""
+    import pandas
+
+    rows = {name: _row(site) for name, site in report["sites"].items()}
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
+
+
+def _row(site: Mapping[str, Any]) -> dict[str, Any]:
+    row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
+    kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
+    for prefix, name in kinds.items():
+        row |= {f"{prefix}{metric}": value for metric, value in (site[name] or {}).items()}
+    counted = [weight for weight in site["weight"] if weight is not None]
+    return {**row, "weight": sum(counted) / len(counted) if counted else None}

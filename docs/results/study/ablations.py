@@ -28,7 +28,7 @@ from typing import Any
 
 import plan
 
-from fairflare.app.arguments import folder_name
+from fairflare.app.labels import folder_name
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup import tasks
 from fairflare.report.paired import holm, paired, verdict

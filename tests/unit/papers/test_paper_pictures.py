@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.app.paper_pictures import BINS, STEPS, _around, densities
-from fairflare.app.paper_plan import Choices, Plan
+from fairflare.app.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone

@@ -1,17 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fairflare preflight` and `fairflare prepare`: a site's data before a run."""
+"""Commands on data before a run: ``init``, ``preflight``, ``prepare``, ``fingerprint`` and ``plan``."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.app.arguments import own_names, parse_pairs
-from fairflare.app.options import PATH, AnyPath, accept_option, as_json, set_option, without_option
+from fairflare.app.labels import parse_pairs
+from fairflare.app.options import (
+    PATH,
+    AnyPath,
+    accept_option,
+    as_json,
+    own_data,
+    own_names,
+    own_pairs,
+    set_option,
+    without_option,
+)
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.tasks.forms import FORMS
+
+if TYPE_CHECKING:
+    from fairflare.app.display import Counter
+    from fairflare.app.intake.ask import Reading
+
+LEVEL = "LEVEL"
+LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
+@click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
+@click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
+@click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
+@click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
+@click.option("--groups", default="", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
+@click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
+@click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
+@click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@click.option("--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999 or -9.")
+@click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
+@click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
+@click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
+@click.option("--without", default="", metavar="A,B", help="Sites that are left out.")
+@click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
+@click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@as_json
+def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
+
+    Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
+    dataset.json, a table that names images or their patients, or tables of patients. The outer folder is the site, the
+    inner one the class, where names say so; where data can be read in two ways somebody at a terminal is asked, and a
+    script gets both readings with the flags that decide. No patient is in two splits. What is found is shown first. All
+    files go to FOLDER/fairflare; nothing else is changed.
+
+    A LEVEL is a column of a table, folder1 (the outermost folder), folder2 ..., name (the beginning of the files'
+    names) or a keyword of DICOM headers such as PatientID.
+    """
+    from fairflare.app import console
+    from fairflare.app.display import Counter
+
+    with Counter("looking at the data") as counter:
+        from fairflare.app.intake.ask import refuse
+        from fairflare.app.intake.found import Choices
+        from fairflare.app.intake.look import look
+        from fairflare.app.intake.show import lines, summary
+        from fairflare.app.intake.write import contents, refuse_existing, write
+
+        root = folder.parent if folder.is_file() else folder
+        asks = sys.stdin.isatty() and not as_json and not yes
+        if not dry_run:
+            refuse_existing(root)
+            if not yes and not asks:
+                raise UserError("init: expected --yes or --dry-run where nobody can be asked")
+        given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
+        given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
+        chosen = Choices(**given)
+        proposal = look(folder, chosen, counter.saw)
+        files = contents(root, proposal.found, bool(proposal.links))
+    if as_json:
+        console.dump(summary(root, proposal, files))
+    else:
+        console.say("\n".join(lines(root, proposal, files)))
+    if dry_run or (not yes and not click.confirm("write them?", default=True)):
+        return
+    written = write(root, files)
+    if not as_json:
+        named = shlex.quote(str(root))
+        console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    import csv
+
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
+
+
+def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
+    """The reading that somebody at the terminal chooses."""
+    from fairflare.app import console
+
+    with counter.aside():
+        console.say(f"{what}:")
+        for number, one in enumerate(readings, start=1):
+            console.say(f"  {number}  {one.words}  ({one.flags})")
+        return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1
+
 
 FEW = 3
 """Sites with errors that are named with the flags that leave them out."""
@@ -47,7 +151,7 @@ def preflight(
     what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.app import console
-    from fairflare.app.progress import Counter
+    from fairflare.app.display import Counter
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
 
@@ -67,12 +171,9 @@ def preflight(
     if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
         where = f" at {some(broken)}" if path.is_dir() else ""
         other = len(broken) < len(found) and len(broken) <= FEW
-        left = f"; without {_these(broken)}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
+        these = "it" if len(broken) == 1 else "them"
+        left = f"; without {these}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
         raise RunFailed(f"preflight: the data{where} have errors, no run can start{left}")
-
-
-def _these(sites: list[str]) -> str:
-    return "it" if len(sites) == 1 else "them"
 
 
 @click.command()
@@ -88,9 +189,65 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
     from fairflare.app import console
-    from fairflare.app.preparation import prepare_dataset
-    from fairflare.app.progress import Counter
+    from fairflare.app.display import Counter
+    from fairflare.app.prepare import prepare_dataset
 
     with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
     console.dump(found) if as_json else console.prepared(found, dest)
+
+
+@click.command()
+@click.argument("site_config", type=PATH)
+@click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
+@click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
+@click.option("--out", type=PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
+@set_option
+def fingerprint(
+    site_config: Path, kind: str, classes: str, site: str | None, out: Path | None, pairs: tuple[str, ...]
+) -> None:
+    """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
+
+    Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
+    min_count images on, medians of height, width and pixel spacing, whether images have colours, mean and spread of
+    their pixels.
+    """
+    from fairflare.app import console
+    from fairflare.app.preflight import write_fingerprint
+
+    values = own_names(parse_pairs(pairs), "task")
+    console.say(f"fingerprint: {write_fingerprint(site_config, kind, classes, values, site, out)}")
+
+
+@click.command()
+@click.argument("sources", type=PATH, nargs=-1, required=True, metavar="DIR|FILE...")
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data in DIR are.")
+@click.option("--classes", metavar="N", help="Classes or structures of DIR: a number, or names A,B,C.")
+@click.option("--out", type=PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export.")
+@set_option
+@as_json
+def plan(
+    sources: tuple[Path, ...],
+    kind: str | None,
+    classes: str | None,
+    out: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Which defaults the data ask for, each with its reason: of DIR with every site's list, or of fingerprints.
+
+    `fairflare run --datalists DIR` uses the same plan by itself.
+    """
+    from fairflare.app import console
+    from fairflare.app.preflight import plan_of_files, plan_of_folder
+    from fairflare.engine.setup.plans import write_plan
+
+    if sources[0].is_dir():
+        task, own = own_data(None, sources[0], kind, classes)
+        found = plan_of_folder(sources, task, own_names(parse_pairs(own_pairs(own, pairs)), "task"))
+    else:
+        found = plan_of_files(sources)
+    if out:
+        write_plan(found, out)
+    console.dump(found.to_json()) if as_json else console.say("\n".join([*map(str, found.choices), *found.cautions]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fairflare run` and `fairflare resume`: one federation."""
+"""Commands that make one run, or the job of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairflare.app.options import (
     threads_option,
     workers_option,
 )
-from fairflare.app.run_file import RunCommand
+from fairflare.app.run_file import OF_A_RUN, RunCommand
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,11 +47,9 @@ def run(
     pooled: bool,
     env: str,
     deployment: dict[str, Any] | None,
-    sim_threads: int | None,
-    workers: int | None,
     out: Path | None,
-    force: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Run one federation of METHOD and write its report.
 
@@ -61,8 +59,7 @@ def run(
     same command goes on with what is missing.
     """
     from fairflare.app import console
-    from fairflare.app.deployment import execute_deployed
-    from fairflare.app.runs import default_folder, execute
+    from fairflare.app.runs import default_folder, execute, execute_deployed
 
     folder = out or default_folder(config)
     config = with_solo(config, solo, env)
@@ -71,17 +68,16 @@ def run(
             raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
         from fairflare.app import results
         from fairflare.app.comparison import compare_all
-        from fairflare.app.references import with_references
+        from fairflare.app.study import with_references
 
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
-        arms = with_references(config, ["pooled"])
-        comparison = compare_all(arms, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
         console.dump(comparison) if as_json else results.comparison(comparison, folder)
         return
     if deployment:
-        summary = execute_deployed(config, folder, force=force, **deployment)
+        summary = execute_deployed(config, folder, force=how["force"], **deployment)
     else:
-        summary = execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        summary = execute(config, folder, env=env, **how)
     from fairflare.app import results  # and with it the report's modules, which no run waits for
 
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
@@ -90,10 +86,7 @@ def run(
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
     """``config`` with what ``--solo`` or ``--no-solo`` says, else with ``--set solo=...``, else as it goes by itself.
 
-    Args:
-        config: the run.
-        solo: None: neither was given.
-        env: where it runs; a deployed federation has to be asked.
+    ``solo``: None where neither was given. A deployed federation has to be asked.
     """
     from fairflare.engine.setup.benefit import asks_by_itself, with_benefit
 
@@ -110,10 +103,33 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 @cache_option
 @workers_option
 @as_json
-def resume(folder: Path, sim_threads: int | None, workers: int | None, as_json: bool) -> None:
+def resume(folder: Path, as_json: bool, **how: Any) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
     from fairflare.app import console, results
     from fairflare.app.runs import resume as resume_run
 
-    summary = resume_run(folder, sim_threads=sim_threads, workers=workers)
+    summary = resume_run(folder, **how)
     console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+
+
+@click.command(cls=RunCommand, skips=OF_A_RUN)
+@config_options
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and says what joining gives it.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
+@force_option
+def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
+    """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
+    they run, see `fairflare inspect`.
+
+    METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
+    """
+    from fairflare.app import console
+    from fairflare.app.jobs import export_job
+    from fairflare.engine.setup.benefit import with_benefit
+
+    config = with_benefit(config, config.solo if solo is None else solo)
+    export_job(config, out, **how)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fairflare report` and `fairflare verify`: a finished run's folder."""
+"""Commands on a folder that is there: of a run, of an earlier version, of an exported job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from fairflare.app.options import PATH, as_json
+from fairflare.app.labels import parse_pairs
+from fairflare.app.options import PATH, as_json, set_option
 
 IN_PROGRESS = 3
 """Exit code of ``verify`` while a run goes on."""
@@ -26,7 +27,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
     With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
     no number of a single one, to be passed on to its people.
     """
-    from fairflare.app import console, results
+    from fairflare.app import console, display, results
     from fairflare.app.runs import report_again, report_editions
 
     if sites and every:
@@ -37,7 +38,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
         found, where = report_editions(folder, sites, out)
         console.dump(found) if as_json else results.editions(found, where)
         return
-    with console.busy("scoring the final model"):
+    with display.busy("scoring the final model"):
         summary = report_again(folder)
     console.dump(summary) if as_json else results.run_result(summary, folder)
 
@@ -105,3 +106,81 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
     else:
         console.say(f"in progress ({worker}), not verified yet: {words}; verify again once it has ended")
     click.get_current_context().exit(IN_PROGRESS)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
+@click.option(
+    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks."
+)
+def watch(folder: Path, once: bool, every: float) -> None:
+    """Follow the run in FOLDER: each site's score and weight over the rounds, and who is away.
+
+    Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
+    """
+    from fairflare.app.live_view import watch as follow
+
+    follow(folder, once=once, every=every)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--step", type=click.Choice(("recalibrate", "conformal", "solo")), required=True, help="What is done.")
+@set_option
+@as_json
+def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
+
+    With --step solo each site trains alone and says what joining gave it.
+
+    The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP or --solo. The
+    model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
+    the model that it trained alone in sites/SITE.solo.safetensors.
+    """
+    from fairflare.app import console, results
+    from fairflare.app.after import take_step
+
+    found = take_step(folder, step, parse_pairs(pairs))
+    console.dump({"folder": str(folder), "report": found}) if as_json else results.run_result(found, folder)
+
+
+@click.command()
+@click.argument("folders", type=PATH, nargs=-1, required=True, metavar="FOLDER...")
+@as_json
+def convert(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Make this version's files of the weights and checkpoints that an earlier version left in FOLDER.
+
+    FOLDER is a run's, or a federation's in a site's or server's workspace (fairflare_state/ID). Files named *.pt become
+    *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
+    reads: they are read as data, and nothing in them is executed.
+    """
+    from fairflare.app import console
+    from fairflare.app.earlier import convert
+
+    done = {str(folder): convert(folder) for folder in folders}
+    if as_json:
+        console.dump(done)
+        return
+    for folder, names in done.items():
+        console.say(f"{folder}: {', '.join(names) or 'nothing to convert'}")
+
+
+@click.command()
+@click.argument("job", type=PATH)
+@as_json
+@click.pass_context
+def inspect(context: click.Context, job: Path, as_json: bool) -> None:
+    """What the exported JOB runs at a hospital: entry point, files and lines, what is read, what leaves, where it is
+    checked.
+
+    Nothing of the job is imported. Exits with 1 where its files are not those that MANIFEST.json lists
+    (docs/audit-a-job.md).
+    """
+    from fairflare.app import console
+    from fairflare.app.jobs import inspected, show
+
+    found = inspected(job)
+    console.dump(found) if as_json else show(found)
+    if any(found[side].get("matches", True) is not True for side in ("site", "server")):
+        context.exit(1)
