@@ -19,9 +19,6 @@ class Participation:
     """Who may train: sites that have passed preflight, until they let a deadline pass.
 
     All others are sent a preflight that nobody waits for, and train once they have passed it.
-
-    Args:
-        passed: sites that have passed preflight.
     """
 
     def __init__(self, passed: Iterable[str] = ()) -> None:
@@ -46,8 +43,6 @@ class Participation:
         """Take note of a round; returns the rejections of sites that were late, or were or are absent.
 
         Args:
-            round: its number.
-            asked: the sites that were to train.
             answers: theirs. An error is an answer: the site is there.
             away: the absent sites, which were sent a preflight.
             passed: those of them that have passed preflight; they train from the next round on.
@@ -70,7 +65,6 @@ class Participation:
             self._missed[site] = round
 
     def absent(self, away: Iterable[str]) -> list[Rejection]:
-        """The rejections of sites that nobody waits for."""
         return [Rejection(site, "absent", self._since(site)) for site in away]
 
     def _since(self, site: str) -> str:

@@ -25,7 +25,6 @@ class AuditLog:
     """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
 
     Attributes:
-        path: the file.
         entries: what it held when it was opened.
         first: its first entry, empty when there is none.
     """
@@ -97,7 +96,6 @@ def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     """All entries of an unbroken chain; the file is not changed.
 
     Args:
-        path: the log.
         torn: whether a last line that a killed process did not write to its end is left out, in place of refused.
 
     Raises:

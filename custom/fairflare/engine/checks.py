@@ -60,7 +60,6 @@ def left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list
 
 
 def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
-    """The rejections of sites that were asked and of which nothing came back."""
     heard = {a.site for a in answers}
     return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
@@ -82,7 +81,6 @@ def checked_count(value: Any, declared: int | None, name: str = "n_examples", sp
     """A whole number within the range of its specification and at most ``declared``; raises Refused.
 
     Args:
-        value: anything.
         declared: what the site declared before the first round; None: nothing.
         name: the field, which is also the refusal's code.
         spec: its specification; by default that of n_k.
@@ -105,7 +103,6 @@ def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, flo
     """The numbers within their ranges among ``metrics``; they inform people, so a bad one is just dropped.
 
     Args:
-        metrics: anything.
         ranges: name -> range of every metric of the task; None: any short name, see ``core.metric.named``.
     """
     return _among(metrics, lambda name: named(name).range if ranges is None else ranges.get(name))
@@ -159,7 +156,6 @@ def one_line(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """At most 64 characters of ``text``."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

@@ -19,8 +19,6 @@ def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_exampl
 
     Args:
         scalars: accepted numbers, each within its range.
-        specs: what they are.
-        n_examples: n_k of the same answer.
     """
     counted = {spec.name: spec.of_examples for spec in specs if spec.of_examples is not None and spec.name in scalars}
     for name, times in counted.items():

@@ -27,7 +27,6 @@ LARGE = ("update", "tensors")
 
 
 def a_share_of_memory() -> int:
-    """Bytes that updates may take now."""
     return int(SHARE * psutil.virtual_memory().available)
 
 
@@ -40,14 +39,12 @@ class Spooled:
     def __init__(self, transport: Transport, room: Callable[[], int] = a_share_of_memory) -> None:
         """
         Args:
-            transport: whose answers these are.
             room: how many bytes of them may be in memory.
         """
         self._transport, self._room = transport, room
         self._entries = 1  # of the largest model so far
 
     def sites(self) -> list[str]:
-        """As the transport says."""
         return self._transport.sites()
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:

@@ -17,14 +17,7 @@ SAME = 1e-12
 
 
 def round_entry(round: Round, verdict: Verdict, outcome: Outcome, answers: Sequence[Answer]) -> dict[str, Any]:
-    """What the log keeps of a round beside hashes and seconds of the server.
-
-    Args:
-        round: t and T.
-        verdict: of the gate.
-        outcome: of the rule.
-        answers: of all exchanges of the round.
-    """
+    """What the log keeps of a round beside hashes and seconds of the server."""
     notes = dict(outcome.notes)
     if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
         notes["weights"] = "uniform"
@@ -57,13 +50,6 @@ def by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
 
 
 def too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
-    """Why a round ends the run, with every rejected site's reason.
-
-    Args:
-        round: its number.
-        accepted: sites.
-        needed: sites.
-        rejections: of the round.
-    """
+    """Why a round ends the run, with every rejected site's reason."""
     reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
     return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"

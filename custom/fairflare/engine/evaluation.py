@@ -76,19 +76,13 @@ def predict(
 
 
 class Both:
-    """Condenses batches one way and keeps, of the same passes, what another way makes of them.
-
-    Args:
-        condense: what ``predict`` is to return.
-        other: what is kept beside it.
-    """
+    """Condenses batches one way and keeps, of the same passes, what another way makes of them."""
 
     def __init__(self, condense: Condense, other: Condense) -> None:
         self._condense, self._other = condense, other
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """One batch."""
         self._kept.append(self._other(outputs, targets))
         return self._condense(outputs, targets)
 
@@ -111,9 +105,6 @@ def results(
 
     Args:
         predicted: a split -> the model's predictions on it.
-        data: the site's.
-        scoring: the task's.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
     """
     found: dict[str, dict[str, Any]] = {"groups": {}}
@@ -133,7 +124,6 @@ def group_values(
     Args:
         hits: float64 (N,) in [0, 1]; empty where nothing is a case's score: then there is nothing.
         members: (N,) index of each example's group, -1 where it is in none.
-        groups: their names.
         min_count: see ``results``.
     """
     if len(hits) != len(members):

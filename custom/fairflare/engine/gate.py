@@ -57,8 +57,6 @@ class Gate:
     """Checks answers against the model they answer to.
 
     Attributes:
-        trainable: names of the model's trainable parameters.
-        scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
         anchored: what probes report in a round's second exchange, with ranges.
         max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``, or a declared
@@ -102,7 +100,6 @@ class Gate:
         Args:
             answers: in any order.
             model: w^t, which fixes keys, shapes and types.
-            round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
             history: sizes of the sites' last accepted updates, and of declared tensors, see ``norms.remembered``.
             own: site -> the model that it was sent in place of w^t.
@@ -237,8 +234,6 @@ def inspect_evaluation(
 
     Args:
         answers: in any order.
-        round: the number of the round that was asked for.
-        groups: names of the run's groups.
         metrics: name -> range; None: any name.
         personal: whether a site may report the same of its personal model, which then stands under "personal".
         view: what a site may say of calibration and decisions, which then stands under "clinical".

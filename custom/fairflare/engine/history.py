@@ -44,7 +44,6 @@ class RunHistory:
     """What the lines of one log say together.
 
     Attributes:
-        start: the first line.
         standing: what the last finished round left.
         before: what the round before it left, while the checkpoint of the last one may not have been written.
         finish: the line that ended the run, empty while it goes on.
@@ -71,7 +70,6 @@ class RunHistory:
 
     @property
     def completed(self) -> bool:
-        """Whether the log says that the run came to its end."""
         return self.finish.get("status") == COMPLETED
 
 

@@ -21,7 +21,6 @@ class InProcess:
         self._sites = dict(sorted(sites.items()))
 
     def sites(self) -> list[str]:
-        """Every site is always there."""
         return list(self._sites)
 
     def members(self) -> list[Site]:

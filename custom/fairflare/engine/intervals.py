@@ -31,8 +31,6 @@ def over_patients(
     They speak of which cases were tested, not of how another training would have ended.
 
     Args:
-        found: the model's predictions on the site's test split.
-        scoring: the task's.
         min_count: the fewest cases that an interval leaves of, and the fewest of each class where the metric depends on
             classes; None: none leaves.
         beside: the metrics of these cases that the site sends; no other value has an interval.
@@ -53,7 +51,6 @@ def checked(content: object, values: Mapping[str, float], ranges: Ranges | None)
     """``INTERVALS`` of what a site has sent, at the server; a bad one is dropped, since it informs people alone.
 
     Args:
-        content: the site's results, which may hold anything.
         values: the metrics on its test split that were accepted; an interval holds its metric's.
         ranges: name -> range of the task's metrics; None: they are not known, and no interval is kept.
     """

@@ -66,14 +66,10 @@ class Federation:
     """Runs rounds until the last one and leaves checkpoint, audit log and, at the end, the model in ``folder``.
 
     Attributes:
-        rule: turns accepted replies into the next model.
-        gate: decides which answers become replies.
-        transport: reaches the sites.
         rounds: T; 0 trains nothing: the initial model is evaluated.
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
-        observers: shown every audit entry.
         groups: names of the groups that sites report values of at the end.
         lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
@@ -81,11 +77,8 @@ class Federation:
             none.
         scored_rounds: how many these are.
         beside: what the sites may be doing while the server scores.
-        aggregation: combines a round's answers, in the clear or as secure sums.
         accept: codes of preflight's errors that count as warnings in this run.
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
-        server_optimizer: steps along the update that the rule has combined.
-        seed: the run's, for the selector.
         after: what is done with the final model once it has been evaluated; None: nothing.
         benefit: what joining gives each site is asked for then; None: it is not.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
@@ -451,7 +444,6 @@ class Federation:
         """Site -> its accepted results of the model that it is sent, and the rejections.
 
         Args:
-            models: site -> model.
             used: the sites that use what they are sent, or their own version of it.
             round: the one that left the models; None: the last.
         """

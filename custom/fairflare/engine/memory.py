@@ -54,7 +54,6 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors".
 
     Args:
-        path: of the memory.
         best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
     """
     return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
@@ -113,12 +112,7 @@ class SiteMemory:
         return _copied(self._rounds.get(round, {}))
 
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
-        """Write the site's personal model as a state dict beside the memory's file, where there is one.
-
-        Args:
-            model: a state dict.
-            best: see ``personal_file``.
-        """
+        """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(personal_file(self._path, best=best), _copied(model))
@@ -130,7 +124,6 @@ class SiteMemory:
             save_json(inputs_file(self._path), content)
 
     def has(self, round: int) -> bool:
-        """Whether ``round`` itself has kept something."""
         return bool(self._rounds.get(round))
 
     def discard(self, round: int) -> None:
@@ -150,8 +143,6 @@ class SiteMemory:
         """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it.
 
         Args:
-            round: its number.
-            values: of the round.
             best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
         """
         earlier = [r for r in self._rounds if r < round]

@@ -13,11 +13,7 @@ from fairflare.engine.state import HALF_WRITTEN, clear_half_written, save_tensor
 
 
 class ModelFiles:
-    """The files of one folder.
-
-    Args:
-        folder: below the run's.
-    """
+    """The files of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +41,6 @@ class ModelFiles:
         return sorted(path for path in self.folder.iterdir() if not HALF_WRITTEN.fullmatch(path.name))
 
     def path(self, round: int) -> Path:
-        """Where the model of ``round`` lies."""
         return self.folder / f"{round}{SUFFIX}"
 
 

@@ -16,9 +16,7 @@ def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
     """The outcome without negative variances.
 
     Args:
-        outcome: what the rule made of the round.
         model: w^t, which fixes names and shapes of the entries.
-        round: for messages.
 
     Raises:
         RunFailed: a model of it is not finite, or has other entries than ``model``.

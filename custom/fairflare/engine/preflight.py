@@ -50,7 +50,6 @@ class Statement:
     versions: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """For the audit log."""
         return {"findings": [f.public for f in self.findings], "versions": dict(self.versions)}
 
 
@@ -63,8 +62,6 @@ def inspect_preflight(
     """Site -> its statement, compared with the server's versions and with the other sites', and the rejections.
 
     Args:
-        answers: to "preflight".
-        here: the server's versions.
         declared: site -> examples that sites have declared before; the first word counts.
         accepted: codes of errors that the run accepts.
     """

@@ -57,11 +57,7 @@ class Asked:
                 raise AskedAgain(f"another {name} than the first after the last round")
 
     def is_of(self, model: str) -> bool:
-        """Whether nothing was asked so far of another model; from now on nothing will be answered of another.
-
-        Args:
-            model: hash of the model that the site is said to use.
-        """
+        """Whether nothing was asked so far of another model; from now on nothing will be answered of another."""
         if self._first.get("model", model) != model:
             return False
         self._note({"model": model})

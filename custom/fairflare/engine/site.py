@@ -48,15 +48,9 @@ class Site:
     """One hospital's side of a federation.
 
     Attributes:
-        name: the site's name.
         data: its data; None: what ``look`` finds when they are first needed.
         network: overwritten by every received model; sites in one process may share it.
-        trainer: how it trains.
         probes: what it measures, each at its own time (``Probe.when``).
-        training: local training settings.
-        scoring: how the task scores outputs.
-        seed: the run's seed.
-        execution: where and how it computes.
         stop_if_aborted: called once per batch.
         objective: see ``LocalWork``.
         groups: names of the groups that ``data`` tells apart.
@@ -407,7 +401,6 @@ class Site:
 
         Args:
             model: a state dict, which stays loaded. Of one that the site does not use no cases are kept.
-            instruction: to evaluate it, or the model that it comes from.
         """
         self.network.load_state_dict(model)
         beside, tested = Both(self.scoring.condense, plain), list[Predictions]()

@@ -33,13 +33,10 @@ class Checkpoint:
     Attributes:
         round: the last finished round, 0 before the first.
         model: w^{t+1}.
-        state: the rule's state.
         declared: site -> n_examples it declared in its first accepted answer.
         history: site -> kind -> sizes of its last accepted updates, see ``norms.remembered``.
         entry: hash of the audit log's line of this round.
-        server: the server optimizer's state.
         models: site -> the model of its own that it is sent next, where the rule has given it one.
-        trainer: the state of the trainer's server half.
     """
 
     round: int
@@ -107,7 +104,6 @@ def json_text(content: Any) -> str:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write UTF-8 text."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 

@@ -69,8 +69,6 @@ class Ending:
     """Whether one exchange is over; asked again and again while it lasts.
 
     Args:
-        rule: the run's.
-        asked: the sites that it waits for.
         clock: seconds that never go back.
     """
 

@@ -32,7 +32,6 @@ class Traffic:
         self._up: dict[str, int] = {}
 
     def sites(self) -> list[str]:
-        """As the transport says."""
         return self._transport.sites()
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:

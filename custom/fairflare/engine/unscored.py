@@ -18,11 +18,7 @@ from fairflare.engine.model_files import ModelFiles, number_of
 
 
 class Unscored(ModelFiles):
-    """The files of one run.
-
-    Args:
-        folder: the run's.
-    """
+    """The files of one run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / UNSCORED)

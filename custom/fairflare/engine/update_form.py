@@ -38,7 +38,6 @@ class Group:
     """Entries that are looked at together: one large one, or the small ones of one kind and type.
 
     Attributes:
-        keys: their names.
         kind: of ``norms.kind_of``.
         room: how large the update's norm may be there for its sum with the model to be finite for sure.
         variances: (N,) the model's values, where these are variances.
@@ -55,10 +54,7 @@ class Form:
     """What an update to a model must look like, worked out once for all sites that were sent it.
 
     Attributes:
-        entries: the model's floating-point entries.
-        dtypes: their types.
         sizes: kind -> size of the model.
-        groups: the entries as they are looked at.
     """
 
     entries: StateDict

@@ -26,7 +26,6 @@ class Replay(PlainTrainer):
     done: dict[int, tuple[Trained, LocalWork]] = field(default_factory=dict)
 
     def train(self, work: LocalWork) -> float:
-        """The loss of the training that has been done."""
         if work.seed not in self.done:
             return super().train(work)
         trained, planned = self.done.pop(work.seed)
@@ -50,7 +49,6 @@ class Stacked(InProcess):
             site.trainer = self._replays[name]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
-        """One answer per instruction; those to train are computed together first."""
         asked = sorted(name for name, instruction in instructions.items() if instruction.task == "train")
         if asked:
             works = [self._sites[name].planned(instructions[name]) for name in asked]

@@ -69,7 +69,6 @@ class Began:
     yes = False
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """Any entry will do."""
         self.yes = True
 
 
@@ -273,7 +272,6 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
 
 
 def _bytes_of_models(instructions: Mapping[str, Instruction]) -> int:
-    """Bytes of the models that an exchange sends, a site's each."""
     return sum(value.nbytes for one in instructions.values() for value in one.model.values())
 
 

@@ -54,9 +54,7 @@ def run_deployed(
         config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
         folder: an existing, empty folder.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
-        kit: startup kit of the user who submits.
         timeout: seconds until the job must be over.
-        preinstalled: the job brings no code, see ``FairRecipe``.
         watch: called with a sentence whenever the job's status changes.
 
     Raises:

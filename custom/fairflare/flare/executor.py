@@ -76,10 +76,6 @@ class FairExecutor(Executor):
     """Trains, measures and evaluates; data and network are built at the first task and stay until the job ends."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """
-        Args:
-            config: a ``RunConfig`` as JSON.
-        """
         super().__init__()
         self.config = config
         self._site: Site | None = None

@@ -34,11 +34,8 @@ class Heartbeat:
 
     Args:
         pid: of the simulator's process, from which all others descend.
-        folder: the run's.
         log: FLARE's log; what it holds by now is of an earlier command.
         one_each: whether every site has its own process.
-        tell: called with the name of a site.
-        clock: seconds that never go back.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class Heartbeat:
         self._looked = 0.0
 
     def look(self) -> None:
-        """Look, at most once in ``PERIOD``."""
         now = self._clock()
         if now - self._looked < PERIOD:
             return

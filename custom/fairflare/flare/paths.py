@@ -75,8 +75,6 @@ def claimed(folder: Path, federation: str, *, fresh: bool) -> Iterator[None]:
     """Within: no other job's process works in the server's ``folder`` of ``federation``, which is made.
 
     Args:
-        folder: see ``server_folder``.
-        federation: its id.
         fresh: what an earlier job has left there goes.
 
     Raises:
@@ -114,9 +112,7 @@ def refuse_foreign(federation: str, sha256: str, fl_ctx: FLContext) -> None:
     """Nothing of a federation is opened, locked or made before this has returned; ids are no secret.
 
     Args:
-        federation: the id that a job names.
         sha256: of that job's configuration, see ``RunConfig.sha256``.
-        fl_ctx: the job's.
 
     Raises:
         RunFailed: another user began it, or with another configuration, or there is none. The text is the same.
@@ -150,11 +146,6 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
     """Where a site keeps its memory of a federation: one file per configuration and submitter.
 
     Whatever federation a job of another configuration or user names, it neither reads this file nor is in its way.
-
-    Args:
-        federation: its id.
-        sha256: of the job's configuration, see ``RunConfig.sha256``.
-        fl_ctx: the job's.
     """
     folder, site = _state(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
     if is_named():  # the folder is one command's, which has compared its configuration

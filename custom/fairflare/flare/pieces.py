@@ -43,10 +43,6 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Shapes]:
 def joined(tensors: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that ``split`` was given, in their order.
 
-    Args:
-        tensors: as they came.
-        shapes: as they came.
-
     Raises:
         ValueError, TypeError, RuntimeError: pieces are missing, or do not make a tensor of its shape.
     """

@@ -22,7 +22,6 @@ def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
     """As FLARE's ``get_open_ports``, but no port that another process of this package has reserved.
 
     Args:
-        number: how many ports.
         find: FLARE's function.
 
     Returns:

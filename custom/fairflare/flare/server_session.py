@@ -57,11 +57,9 @@ class Server:
         self._close()
 
     def connected(self) -> list[str]:
-        """Names of the connected clients, sorted."""
         return sorted(client.name for client in self._ask("get_system_info").client_info)
 
     def began(self) -> str:
-        """When the server was started."""
         return str(self._ask("get_system_info").server_info.start_time)
 
     def submit(self, job: Path) -> str:
@@ -75,11 +73,9 @@ class Server:
             raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
 
     def meta(self, job: str) -> dict[str, Any]:
-        """What the server says of a job."""
         return dict(self._ask("get_job_meta", job))
 
     def download(self, job: str, folder: Path) -> Path:
-        """The job's result in a folder below ``folder``."""
         return Path(self._ask("download_job_result", job, str(folder)))
 
     def _ask(self, method: str, *arguments: Any) -> Any:

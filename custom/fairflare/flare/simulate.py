@@ -52,9 +52,7 @@ def run_simulator(
     """Run ``config`` with real FLARE processes, whose server and sites keep everything in ``folder`` as they go.
 
     Args:
-        config: the run.
         folder: an existing folder, empty or that of the same run, which is continued.
-        sites: names of the sites.
         threads: simulator threads; one per site when None. With fewer, FLARE starts a new process per site and task.
         watch: called about twice a second with the folder where the audit log grows.
         lost: called once with each site whose process has ended while the run goes on, seconds after it has.

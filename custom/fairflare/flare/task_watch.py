@@ -27,10 +27,6 @@ class TaskWatch:
     """Asks FLARE's server about a task, in a thread, from entering to leaving.
 
     It asks what FLARE's client asks before it sends a result. The site's work looks at ``gone`` and never waits.
-
-    Args:
-        fl_ctx: of the task.
-        clock: seconds that never go back.
     """
 
     def __init__(self, fl_ctx: FLContext, clock: Callable[[], float] = time.monotonic) -> None:

@@ -48,7 +48,6 @@ fobs.register(TensorDecomposer)
 
 
 def instruction_to_model(instruction: Instruction) -> FLModel:
-    """The task data of one instruction."""
     params, meta = _whole(_at("params", instruction)), _meta(instruction)
     shapes: dict[str, Shapes] = {}
     params, shapes["params"] = split(params)
@@ -108,7 +107,6 @@ def by_split(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
 
 
 def answer_to_shareable(answer: Answer) -> Shareable:
-    """The task result of one answer."""
     return FLModelUtils.to_shareable(answer_to_model(answer))
 
 

@@ -71,13 +71,11 @@ class Recalibrate(AfterStep):
     slope: bool = True
 
     def missing(self, shape: Shape) -> str:
-        """Probabilities of classes."""
         if shape.has_masks:
             return "recalibrate needs class labels, and this task has masks; use conformal"
         return "" if shape.has_classes else "recalibrate needs class labels, which this task has not"
 
     def length(self, shape: Shape) -> int:
-        """1 + 2 x 24 with two classes, 1 + 41 with more."""
         return 1 + (2 * BINS if shape.classes == 2 else len(TEMPERATURES))
 
     def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
@@ -89,7 +87,6 @@ class Recalibrate(AfterStep):
         return np.concatenate([n, np.maximum(losses_at(_gaps(scores, 0.0), labels, TEMPERATURES), 0.0)])
 
     def kinds(self, cases: Cases, shape: Shape) -> tuple[Chosen, ...]:
-        """With two classes each of them."""
         if shape.classes != 2:
             return super().kinds(cases, shape)
         ones = np.asarray(cases.targets.numpy() == 1)
@@ -161,7 +158,6 @@ class Recalibrate(AfterStep):
         return {"brier": brier, "calibration": probabilities[rows, top] - truth[rows, top], "log_loss": loss}
 
     def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array:
-        """(N, C) of the recalibrated outputs."""
         return self.probabilities(cases.outputs.numpy(), cases.members.numpy(), fits, shape)
 
     def probabilities(self, scores: Array, members: Array, fits: Mapping[int, Fit], shape: Shape) -> Array:

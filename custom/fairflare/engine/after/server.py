@@ -26,10 +26,6 @@ class After:
     """Sums the sites' calibration cases, tells them the sums, and takes what came of it.
 
     Attributes:
-        name: of the step.
-        step: what is done.
-        shape: of the task.
-        secure: whether the run has secure sums.
         remark: what a reader must know of the calibration cases.
         view: what sites say of calibration and decisions after the step.
     """
@@ -49,15 +45,7 @@ class After:
         round: Round,
         declared: Mapping[str, int],
     ) -> tuple[dict[str, Any], list[Rejection]]:
-        """What the log says of the step, and the rejections.
-
-        Args:
-            transport: reaches the sites.
-            aggregation: sums in the clear or in secret.
-            models: site -> the model that it is to be done for.
-            round: the run's last one.
-            declared: site -> training examples that it declared.
-        """
+        """What the log says of the step, and the rejections."""
         check = {site: _most(declared.get(site)) for site in models}
 
         def checked(answer: Answer) -> list[float]:

@@ -23,11 +23,6 @@ class Trained:
     """A round once its sites have trained.
 
     Attributes:
-        rule: turns accepted replies into the next model.
-        gate: decides which answers become replies.
-        transport: reaches the sites for the round's further exchanges.
-        standing: the federation before the round.
-        round: t and T.
         answers: to "train", unchecked.
         rejections: of the sites that were asked and did not answer.
         info: accepted replies -> what the rule knows of the round.
@@ -96,11 +91,7 @@ class Aggregation(Protocol):
         """Ask for sums over calibration cases ("calibrate") and add them.
 
         Args:
-            transport: reaches the sites.
-            models: site -> the model whose outputs the cases are of.
-            round: the run's last one.
             check: the sums of an answer in the clear, as they may be added; raises Refused.
-            terms: numbers that each site has.
         """
 
 

@@ -20,11 +20,9 @@ class Plain:
     """The server's part: gate and rule, with a further exchange for every anchor of the rule."""
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        """Nothing: no site needs more than it has said."""
         return []
 
     def combine(self, trained: Trained) -> Combined:
-        """The rule's outcome of the replies that the gate has accepted."""
         rule, standing, answers, exchanged = trained.rule, trained.standing, trained.answers, time.monotonic()
         known = (standing.declared, standing.history, standing.models)
         verdict = trained.gate.inspect(answers, standing.model, trained.round.number, *known)
@@ -70,33 +68,26 @@ class PlainAtSite:
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        """None."""
         return {}
 
     def statement(self) -> Mapping[str, Any]:
-        """Nothing."""
         return {}
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
-        """The whole answer."""
         return answer
 
     def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
-        """The sums themselves."""
         return {"sums": sums}
 
     def total(self, instruction: Instruction, terms: int) -> list[float]:
-        """As the server says."""
         if set(instruction.orders) != {str(i) for i in range(terms)}:
             raise ValueError(f"adjust: expected {terms} sums")
         return [float(instruction.orders[str(i)]) for i in range(terms)]
 
     def masks(self, answer: Answer) -> bool:
-        """Never."""
         return False
 
     def final(self, answer: Answer) -> Answer:
-        """The answer."""
         return answer
 
 

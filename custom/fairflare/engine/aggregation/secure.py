@@ -20,20 +20,14 @@ from fairflare.engine.norms import SUM, norms_of
 
 @dataclass(frozen=True)
 class Secure:
-    """The server's part; a site's is ``site_sums.SiteSums``.
-
-    Attributes:
-        sums: adds what sites seal and mask.
-    """
+    """The server's part; a site's is ``site_sums.SiteSums``."""
 
     sums: ServerSums
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        """Take the keys that sites state in preflight."""
         return self.sums.learn(answers)
 
     def combine(self, trained: Trained) -> Combined:
-        """The model plus the sum, where one came about that can be one."""
         standing, gate = trained.standing, trained.gate
         model = gate.shared(standing.model)
         summed = self.sums.round(trained.transport, trained.answers, trained.round, standing.declared, model)
@@ -52,7 +46,6 @@ class Secure:
         check: Callable[[Answer], list[float]],
         terms: int,
     ) -> Total:
-        """The sealed sums of all sites, which each of them adds up; nothing can be checked of a single one."""
         return self.sums.numbers(transport, models, round, terms)
 
 

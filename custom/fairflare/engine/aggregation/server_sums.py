@@ -61,9 +61,7 @@ class ServerSums:
         combine: makes of {site: its sealed numbers} what is sent to every site.
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
-        least: sites that a sum must have.
         statements: site -> what it stated in preflight.
-        ring: how updates are written as whole numbers.
     """
 
     combine: Callable[[Mapping[str, bytes]], Any]
@@ -74,7 +72,6 @@ class ServerSums:
     ring: Ring = field(default_factory=Ring)
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        """Take the statements of answers to "preflight"; the rejections of sites without a good one."""
         refused = []
         for answer in answers:
             if answer.error:
@@ -120,10 +117,7 @@ class ServerSums:
         """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
 
         Args:
-            transport: reaches the sites.
             models: site -> the model that the numbers are about, one object for all.
-            round: the run's last one.
-            terms: numbers of a site.
         """
         sizes = masked_sizes(terms)
         roster = sorted(site for site in models if site in self.statements)

@@ -24,10 +24,6 @@ class Benefit:
     """Asks every site to train alone, and what the federation's model gives it beyond that.
 
     Attributes:
-        numbers: what a site may send.
-        trainer: id of the trainer with which sites train alone.
-        metrics: those of the task, the headline first.
-        group_metrics: those that groups have too.
         early_end: when the transport ends an exchange; who is missing then is late.
     """
 
@@ -48,11 +44,8 @@ class Benefit:
         """What the log says, and the rejections.
 
         Args:
-            transport: reaches the sites.
             first: w^0, from which they train alone.
             models: site -> the model that it uses now, or what it makes its own from.
-            round: the run's last one.
-            declared: site -> training examples that it declared.
         """
         ready, rejections = self._trained(transport, first, list(models), round)
         asked = {site: Instruction("benefit", round, models[site]) for site in ready}

@@ -59,7 +59,6 @@ def masked_sizes(terms: int) -> range:
 
 
 def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
-    """A site's half."""
     check_scheme(name)
     masked = masks.MaskedSums(keys)
     if name != "ckks":
