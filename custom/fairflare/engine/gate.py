@@ -28,9 +28,7 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.choices import RATIO
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.count_checks import check_counts
-from fairflare.engine.field_checks import CHECKS, Against
-from fairflare.engine.update_form import Form, Measured
+from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
 
 
 @dataclass(frozen=True)

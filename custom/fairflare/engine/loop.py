@@ -19,31 +19,26 @@ from fairflare.core.schema import IN_USE
 from fairflare.core.slots import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
-from fairflare.engine.after.server import After
+from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Trained
 from fairflare.engine.aggregation.plain import Plain
-from fairflare.engine.attendance import Participation
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.disk_buffer import Spooled
-from fairflare.engine.entries import by_site, round_entry, too_few
+from fairflare.engine.entries import by_site, round_entry, too_few, usable
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, last_counted, read_history
+from fairflare.engine.history import RunHistory, last_counted, left_behind, read_final, read_history, read_standing
 from fairflare.engine.log_lines import COMPLETED, FORMAT
-from fairflare.engine.logged_files import left_behind, read_final, read_standing
 from fairflare.engine.messages import Answer, Instruction, Transport
 from fairflare.engine.norms import remembered
-from fairflare.engine.outcomes import usable
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
-from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.engine.traffic import Traffic
+from fairflare.engine.straggler_policy import EarlyEnd, Participation
+from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation.all import All
 from fairflare.participation.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer

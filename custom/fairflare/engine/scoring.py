@@ -20,7 +20,7 @@ from typing import Any
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import StateDict
 from fairflare.engine.history import RunHistory
-from fairflare.engine.unscored import Unscored
+from fairflare.engine.model_files import Unscored
 
 LAST = 5
 """Rounds that a mean in the FedISM+ tables is over."""

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ from fairflare.engine.lock import SERVER_LOCK, Busy, locked
 from fairflare.engine.memory import WAIT
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.state import clear_half_written, write_atomically
-from fairflare.flare.braces import shown
 
 STATE = "fairflare_state"
 """Folder in a server's or a site's workspace with a folder per federation."""
@@ -180,3 +180,28 @@ def _state(federation: str, fl_ctx: FLContext) -> Path:
     if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
         raise UserError("federation: expected the id of a job")
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation
+
+
+OPTIONS = ("columns", "scaling")
+"""Of a task's options those that may be JSON; a network's class has a form that FLARE leaves alone."""
+CODES = {"%": "%25", "{": "%7B", "}": "%7D"}
+TEXTS = {code: text for text, code in CODES.items()}
+
+
+def hidden(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``RunConfig`` as JSON, as a job carries it."""
+    return _changed(content, re.compile(r"[%{}]"), CODES)
+
+
+def shown(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``hidden`` was given; anything that is no such configuration as it is."""
+    return _changed(content, re.compile("|".join(TEXTS)), TEXTS) if isinstance(content, Mapping) else content
+
+
+def _changed(content: Mapping[str, Any], pattern: re.Pattern[str], by: Mapping[str, str]) -> dict[str, Any]:
+    options = content.get("options")
+    if not isinstance(options, Mapping):
+        return dict(content)
+    texts = {key: options[key] for key in OPTIONS if isinstance(options.get(key), str)}
+    changed = {key: pattern.sub(lambda found: by[found[0]], text) for key, text in texts.items()}
+    return {**content, "options": {**options, **changed}}

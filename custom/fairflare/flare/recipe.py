@@ -30,10 +30,10 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.initial import keep
 from fairflare.engine.setup.parts import without_folders, without_weights
-from fairflare.flare.braces import hidden
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
+from fairflare.flare.paths import hidden
 from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
+from fairflare.aggregators.base import added_whole
 from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.aggregation.base import Total
+from fairflare.engine.aggregation.base import Combined, Total, Trained
 from fairflare.engine.checks import (
     Refused,
     Rejection,
@@ -25,8 +27,9 @@ from fairflare.engine.checks import (
     short,
     silent,
 )
-from fairflare.engine.gate import reply_of
+from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.messages import Transport
+from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.secure_sum.keys import PROOF
 from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
@@ -246,3 +249,44 @@ def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) 
     if tuple(value.shape) != tuple(like.shape):
         raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()
+
+
+@dataclass(frozen=True)
+class Secure:
+    """The server's part; a site's is ``site_sums.SiteSums``."""
+
+    sums: ServerSums
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        return self.sums.learn(answers)
+
+    def combine(self, trained: Trained) -> Combined:
+        standing, gate = trained.standing, trained.gate
+        model = gate.shared(standing.model)
+        summed = self.sums.round(trained.transport, trained.answers, trained.round, standing.declared, model)
+        exchanged = time.monotonic()
+        trained.missed([r.site for r in summed.rejections if r.code == "no_answer"])
+        verdict = _verdict(summed, trained)
+        trained.require_quorum(verdict)
+        assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
+        return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
+
+    def total(
+        self,
+        transport: Transport,
+        models: Mapping[str, StateDict],
+        round: Round,
+        check: Callable[[Answer], list[float]],
+        terms: int,
+    ) -> Total:
+        return self.sums.numbers(transport, models, round, terms)
+
+
+def _verdict(summed: Summed, trained: Trained) -> Verdict:
+    """What the gate makes of a sum: whose fault a wrong one is cannot be seen, so it is everyone's."""
+    rejections, gate, standing = summed.rejections + trained.rejections, trained.gate, trained.standing
+    if summed.total is None:
+        return Verdict(summed.replies, rejections, {})
+    if reason := gate.implausible(summed.total, standing.model, standing.history):
+        return Verdict([], rejections + [Rejection(r.site, "sum", reason) for r in summed.replies], {})
+    return Verdict(summed.replies, rejections, {}, {SUM: norms_of(summed.total, gate.trainable)})

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from fairflare.core import registry
 from fairflare.engine.after.base import AfterStep
-from fairflare.engine.after.server import After
+from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation
 from fairflare.engine.aggregation.plain import Plain
-from fairflare.engine.aggregation.secure import Secure
-from fairflare.engine.aggregation.server_sums import ServerSums
-from fairflare.engine.benefit.server import Benefit
+from fairflare.engine.aggregation.server_sums import Secure, ServerSums
 from fairflare.engine.clinical import View
 from fairflare.engine.setup.after import shape_of, step_of
 from fairflare.engine.setup.at_site import PLAIN, benefit_reports

@@ -15,7 +15,7 @@ from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import TensorData
 from fairflare.engine.files import SUFFIX
-from fairflare.engine.in_process import InProcess
+from fairflare.engine.in_process import InProcess, Stacked
 from fairflare.engine.in_workers import InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
@@ -26,7 +26,6 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.setup.secure_sums import new_credentials
 from fairflare.engine.site import Site
-from fairflare.engine.vmap_sites import Stacked
 from fairflare.privacy.secure_sum.schemes import Credentials
 
 T = TypeVar("T")
