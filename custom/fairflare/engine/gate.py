@@ -14,7 +14,7 @@ from fairflare.core.lazy_tensors import gathered, held
 from fairflare.core.schema import SPLITS, Answer, answer_fields
 from fairflare.core.slots import Slot
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
-from fairflare.engine import intervals, norms
+from fairflare.engine import norms
 from fairflare.engine.checks import (
     Ranges,
     Refused,
@@ -28,6 +28,7 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.choices import RATIO
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
+from fairflare.engine.evaluation import checked_intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
 
 
@@ -260,7 +261,7 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None)
     found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
     found["n"] = checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
-    found |= intervals.checked(content, found["test"], metrics)
+    found |= checked_intervals(content, found["test"], metrics)
     for split, known in found["groups"].items():
         total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):

@@ -20,8 +20,7 @@ from fairflare.core.slots import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation.base import Aggregation, Trained
-from fairflare.engine.aggregation.plain import Plain
+from fairflare.engine.aggregation.base import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent

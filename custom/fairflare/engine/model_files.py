@@ -54,7 +54,11 @@ def number_of(name: str) -> int | None:
 
 
 class Unscored(ModelFiles):
-    """The files of one run."""
+    """Those of a run's last rounds whose scores on the shared test sets are owed: each goes when it is scored.
+
+    The log's line of a round says that its model is unscored and names it by its hash; the file is written after that
+    line and before the round's checkpoint, so that whatever a killed process leaves, each model is scored once.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / UNSCORED)

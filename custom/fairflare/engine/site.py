@@ -22,18 +22,15 @@ from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, Spl
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation.base import SitePart
-from fairflare.engine.aggregation.plain import PlainAtSite
+from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import Alone
 from fairflare.engine.benefit.measured import ROUNDS, Pair, measured
 from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, predict, results
+from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.incoming_checks import check_received
-from fairflare.engine.intervals import over_patients
-from fairflare.engine.memory import SiteMemory, is_finite
+from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.engine.messages import Answer, Instruction
-from fairflare.engine.query_budget import Asked, AskedAgain, check_last
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer

@@ -84,8 +84,6 @@ def _bytes_of(value: Any, depth: int = 0) -> int:
 
 SHARE = 0.25
 """Of the memory that is free when an exchange begins: so much of it updates may take."""
-
-
 WIDEST = 16
 """Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
 LARGE = ("update", "tensors")

@@ -296,6 +296,9 @@ def _name(client: Client | str) -> str:
 def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
     """Have FLARE write the tensors that arrive below a new folder in ``folder``, which goes when this ends.
 
+    The switch is two values in the FOBS context of the cell that receives results; the simulator has a second such
+    cell.
+
     FLARE's own ``setup_tensor_disk_offload`` takes the system's temporary folder, which may lie in memory and is not
     cleared when a process is killed, and knows one cell.
     """

@@ -227,7 +227,11 @@ LOST = (NoConnection, NoReply, SessionClosed)
 
 
 class Server:
-    """A session with the FLARE server that is opened again when it breaks."""
+    """A session with a running FLARE server, as a user who may submit jobs: it is opened again when it breaks.
+
+    FLARE's ``ProdEnv`` would open a session per question, print to stdout and tell nothing of why a job failed;
+    ``PocEnv`` would delete the POC that it finds running. So the session behind both is used directly.
+    """
 
     def __init__(self, user: str, kit: Path) -> None:
         self._user, self._kit = user, kit

@@ -237,7 +237,7 @@ PATIENCE = 5.0
 
 
 class TaskWatch:
-    """Asks FLARE's server about a task, in a thread, from entering to leaving.
+    """Asks FLARE's server, in a thread, whether it still waits for the task: a round may have ended without the site.
 
     It asks what FLARE's client asks before it sends a result. The site's work looks at ``gone`` and never waits.
     """

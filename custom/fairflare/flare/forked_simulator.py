@@ -68,6 +68,9 @@ _held: list[socket.socket] = []
 def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
     """As FLARE's ``get_open_ports``, but no port that another process of this package has reserved.
 
+    FLARE looks for a free port, closes it, and starts a process that opens it seconds later; in between another
+    simulator may be given the same port, and its site then waits for the other's server.
+
     Args:
         find: FLARE's function.
 

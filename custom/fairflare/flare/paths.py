@@ -189,7 +189,11 @@ TEXTS = {code: text for text, code in CODES.items()}
 
 
 def hidden(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``RunConfig`` as JSON, as a job carries it."""
+    """A ``RunConfig`` as JSON, as a job carries it.
+
+    FLARE would take braces for variables of its own. A table's columns and scaling are JSON: their braces stand as
+    "%7B" and "%7D", and "%" as "%25".
+    """
     return _changed(content, re.compile(r"[%{}]"), CODES)
 
 

@@ -194,7 +194,7 @@ FINISH = b'"event": "finish"'
 
 
 class Heartbeat:
-    """Looks after the clients' processes, and names each site whose process has ended too early once.
+    """Names each site whose process ends while the run goes on, long before FLARE's server would miss its answer.
 
     Where every site has a process of its own for the whole run, the system's table of processes says so; where FLARE
     starts one per site and task, its log does.

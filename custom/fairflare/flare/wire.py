@@ -185,6 +185,8 @@ Shapes = dict[str, list[int]]
 def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Shapes]:
     """The tensors, of those above ``LARGEST`` bytes flat pieces that share their memory, and the shapes of the latter.
 
+    FLARE holds several copies of each tensor of each site on its way at once.
+
     Args:
         tensors: contiguous.
 

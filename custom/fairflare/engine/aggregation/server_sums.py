@@ -253,7 +253,7 @@ def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) 
 
 @dataclass(frozen=True)
 class Secure:
-    """The server's part; a site's is ``site_sums.SiteSums``."""
+    """The sites weigh their updates themselves, and the server learns their sum; a site's part is ``SiteSums``."""
 
     sums: ServerSums
 

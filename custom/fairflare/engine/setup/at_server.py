@@ -6,8 +6,7 @@ from __future__ import annotations
 from fairflare.core import registry
 from fairflare.engine.after.base import AfterStep
 from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.aggregation.plain import Plain
+from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.aggregation.server_sums import Secure, ServerSums
 from fairflare.engine.clinical import View
 from fairflare.engine.setup.after import shape_of, step_of
