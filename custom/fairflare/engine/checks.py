@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ def first_good(
     return found, refused, repeated
 
 
-def left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list[Rejection]:
+def left_out(refused: Mapping[str, Rejection], found: Collection[str]) -> list[Rejection]:
     """The rejections of sites of which nothing was accepted, sorted by site."""
     return [refused[site] for site in sorted(refused) if site not in found]
 

@@ -119,7 +119,7 @@ class Form:
             held[key] = value
         norms = []
         for group in self.groups:
-            flat = _flat([_read(held[key]) for key in group.keys])
+            flat = _flat([materialized(held[key]) for key in group.keys])
             norms.append((group.kind, norm_of(flat)))
             # A norm is no less than any entry: below this none of the sum with the model leaves the type's range.
             if not norms[-1][1] < group.room:
@@ -127,10 +127,6 @@ class Form:
             if group.variances is not None and not float((group.variances + flat).min()) >= ROUNDING:
                 return None
         return Measured(gathered(held, self.dtypes), hypots(norms))
-
-
-def _read(value: Tensor | Stored) -> Tensor:
-    return value.materialize() if isinstance(value, Stored) else value
 
 
 def _flat(values: Sequence[Tensor]) -> Tensor:
@@ -251,15 +247,12 @@ def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_exampl
     """
     counted = {spec.name: spec.of_examples for spec in specs if spec.of_examples is not None and spec.name in scalars}
     for name, times in counted.items():
-        _check_one(name, scalars[name], times * n_examples)
+        value, most = scalars[name], times * n_examples
+        if value != int(value) or value > most:
+            raise _wrong(f"{name}: expected a whole number of at most {most:g}, got {value:g}")
     _check_sizes(scalars, n_examples)
     if SEEN in counted:
         _check_decisions(scalars)
-
-
-def _check_one(name: str, value: float, most: float) -> None:
-    if value != int(value) or value > most:
-        raise _wrong(f"{name}: expected a whole number of at most {most:g}, got {value:g}")
 
 
 def _check_sizes(scalars: Mapping[str, float], n_examples: int) -> None:

@@ -114,17 +114,18 @@ class Gate:
             return reply
 
         accepted, refused, repeated = first_good(answers, accept)
-        flags: dict[str, list[str]] = {}
-        for site in repeated:
-            flags.setdefault(site, []).append("duplicate")
-        scales = norms.scales_of(model, self.trainable, form.sizes)
+        scales, history = norms.scales_of(model, self.trainable, form.sizes), history or {}
         beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
-        self._reject_outliers(accepted, sizes, beside, refused, flags, scales, history or {})
-        replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
-        flags = {site: flags[site] for site in sorted(flags)}
-        norms_of = {site: sizes[site] for site in sorted(accepted)}
-        medians = norms.medians({site: beside[site] for site in accepted})
-        return Verdict(replies, left_out(refused, accepted), flags, norms_of, medians)
+        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
+        outliers |= norms.too_large({site: sizes[site] for site in accepted}, scales, self.max_norm_ratio, history)
+        refused |= {site: Rejection(site, "norm", detail) for site, detail in outliers.items()}
+        kept = sorted(accepted.keys() - outliers.keys())
+        replies = self._completed([accepted[site] for site in kept], whole)
+        zero = {site: [] if any(sizes[site].values()) else ["zero_update"] for site in kept}
+        flags = {site: remarks for site in kept if (remarks := ["duplicate"] * repeated.count(site) + zero[site])}
+        norms_of = {site: sizes[site] for site in kept}
+        medians = norms.medians({site: beside[site] for site in kept})
+        return Verdict(replies, left_out(refused, kept), flags, norms_of, medians)
 
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
@@ -179,27 +180,6 @@ class Gate:
         zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
         dtypes = {key: value.dtype for key, value in entries.items()}
         return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
-
-    def _reject_outliers(
-        self,
-        accepted: dict[str, Reply],
-        sizes: Mapping[str, norms.Norms],
-        beside: Mapping[str, Mapping[str, float]],
-        refused: dict[str, Rejection],
-        flags: dict[str, list[str]],
-        scales: norms.Norms,
-        history: norms.History,
-    ) -> None:
-        known = {site: sizes[site] for site in accepted}
-        for site, found in known.items():
-            if not any(found.values()):
-                flags.setdefault(site, []).append("zero_update")
-        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
-        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
-        for site, detail in outliers.items():
-            refused[site] = Rejection(site, "norm", detail)
-            del accepted[site]
-            flags.pop(site, None)
 
     def _tensor_sizes(self, reply: Reply) -> dict[str, float]:
         """Name -> size of the declared tensors that are compared."""

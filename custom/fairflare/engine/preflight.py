@@ -84,7 +84,9 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
         for line in _errors(statement):
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
-    return "preflight: " + "; ".join(_cut(lines)) + _left_out(statements) if lines else ""
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
+    return "preflight: " + "; ".join(lines) + _left_out(statements) if lines else ""
 
 
 def _left_out(statements: Mapping[str, Statement]) -> str:
@@ -94,10 +96,6 @@ def _left_out(statements: Mapping[str, Statement]) -> str:
     if not 0 < len(small) <= FEW or len(small) == len(codes):
         return ""
     return f"; left out with {' '.join(f'--without {site}' for site in small)}"
-
-
-def _cut(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= MOST_LINES else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
 
 
 def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> dict[str, Rejection]:

@@ -188,7 +188,7 @@ class Site:
         self._find_data()
         found = list(self._findings)
         if self.data is not None and self.execution.on_gpu:
-            for finding in self._memory_findings():
+            for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
         return Answer(
@@ -207,9 +207,6 @@ class Site:
         if self._prepared is None or self._prepared[0] is not self.data:
             self._prepared = self.data, self.trainer.site_data(self.data)
         return self._prepared[1]
-
-    def _memory_findings(self) -> list[Finding]:
-        return memory_findings(self.execution, self.network, *self._trial())
 
     def _compare_layouts(self) -> None:
         batch, objective = self._trial()

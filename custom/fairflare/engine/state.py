@@ -70,7 +70,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
     proper = (
         type(checkpoint.round) is int and checkpoint.round > 0,
-        all(isinstance(one, Mapping) for one in _states(checkpoint)),
+        all(isinstance(getattr(checkpoint, name), Mapping) for name in ("state", "history", "server", "trainer")),
         all(isinstance(site, str) and type(count) is int for site, count in counts),
         isinstance(checkpoint.entry, str),
         isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
@@ -80,10 +80,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)
     return checkpoint
-
-
-def _states(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    return checkpoint.state, checkpoint.history, checkpoint.server, checkpoint.trainer
 
 
 def save_tensors(path: Path, content: Any) -> None:

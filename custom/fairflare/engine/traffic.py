@@ -97,7 +97,8 @@ def a_share_of_memory() -> int:
 class Spooled:
     """A transport that puts what comes back into a file as soon as it would take more memory than there is room.
 
-    The file has no name: nobody else can open it, and it is gone with the last entry that lies there, after a kill too.
+    The gate needs the norms of all updates before it decides. The file has no name: nobody else can open it, and it is
+    gone with the last entry that lies there, after a kill too.
     """
 
     def __init__(self, transport: Transport, room: Callable[[], int] = a_share_of_memory) -> None:

@@ -139,7 +139,8 @@ class FairController(ModelController):
         self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
         here = all_versions()
         self.info(f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
-        for place in (folder, self._app_config()):
+        app_config = Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
+        for place in (folder, app_config):  # a job may bring weights to start from
             find(config.init_from, place)
         if config.evaluation:  # of a federation whose other sites have trained the model
             self._asked = frozenset(site_names(config))
@@ -161,10 +162,6 @@ class FairController(ModelController):
                 write_report(folder)
             if own and not is_named():
                 hand_over(folder, Path(self.get_run_dir()))
-
-    def _app_config(self) -> Path:
-        """The job's ``app/config`` at the server, which may bring weights to start from."""
-        return Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted; in an evaluation of those that it asks.

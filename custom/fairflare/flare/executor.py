@@ -132,7 +132,8 @@ class FairExecutor(Executor):
             except Aborted:
                 if watch.gone:
                     self.log_info(fl_ctx, f"{instruction.task}: round {number} went on without this site")
-                    _forget(site, instruction)
+                    if instruction.task == "train":
+                        site.memory.discard(number)
                 raise
         return answer
 
@@ -213,12 +214,6 @@ def _append(path: Path, line: str) -> None:
 def _raise_if(over: bool) -> None:
     if over:
         raise Aborted
-
-
-def _forget(site: Site, instruction: Instruction) -> None:
-    """Discard what a round has kept that went on without the site."""
-    if instruction.task == "train":
-        site.memory.discard(instruction.round.number)
 
 
 def _public_name(error: Exception) -> str:

@@ -16,7 +16,7 @@ from fairflare.engine.aggregation.base import Aggregation
 from fairflare.engine.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
 from fairflare.engine.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.messages import Transport
+from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.straggler_policy import LATE, EarlyEnd
 
 TIMES = 10
@@ -40,15 +40,10 @@ class After:
     view: View = NOTHING
 
     def run(
-        self,
-        transport: Transport,
-        aggregation: Aggregation,
-        models: Mapping[str, StateDict],
-        round: Round,
-        declared: Mapping[str, int],
+        self, transport: Transport, aggregation: Aggregation, models: SiteModels, round: Round, declared: Declared
     ) -> tuple[dict[str, Any], list[Rejection]]:
         """What the log says of the step, and the rejections."""
-        check = {site: _most(declared.get(site)) for site in models}
+        check = {site: TIMES * declared[site] if site in declared else MOST_EXAMPLES for site in models}
 
         def checked(answer: Answer) -> list[float]:
             try:
@@ -104,10 +99,6 @@ class After:
             raise Refused("count_mismatch", f"n: expected whole numbers of at most {most}, and of parts no more in all")
 
 
-def _most(declared: int | None) -> int:
-    return MOST_EXAMPLES if declared is None else TIMES * declared
-
-
 @dataclass(frozen=True)
 class Benefit:
     """Asks every site to train alone, and what the federation's model gives it beyond that.
@@ -123,12 +114,7 @@ class Benefit:
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
     def run(
-        self,
-        transport: Transport,
-        first: StateDict,
-        models: Mapping[str, StateDict],
-        round: Round,
-        declared: Mapping[str, int],
+        self, transport: Transport, first: StateDict, models: SiteModels, round: Round, declared: Declared
     ) -> tuple[dict[str, Any], list[Rejection]]:
         """What the log says, and the rejections.
 

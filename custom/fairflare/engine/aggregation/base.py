@@ -16,11 +16,14 @@ from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round, StateDict
 from fairflare.engine.checks import Rejection, check_tag, first_good, left_out, silent
-from fairflare.engine.messages import Transport
+from fairflare.engine.messages import SiteModels, Transport
 
 if TYPE_CHECKING:  # a site has no gate
     from fairflare.engine.gate import Gate, Verdict
     from fairflare.engine.state import Checkpoint
+
+CheckSums = Callable[[Answer], list[float]]
+"""The sums of an answer in the clear, as they may be added; raises Refused."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +88,8 @@ class Aggregation(Protocol):
             RunFailed: too few accepted sites.
         """
 
-    def total(
-        self,
-        transport: Transport,
-        models: Mapping[str, StateDict],
-        round: Round,
-        check: Callable[[Answer], list[float]],
-        terms: int,
-    ) -> Total:
-        """Ask for sums over calibration cases ("calibrate") and add them.
-
-        Args:
-            check: the sums of an answer in the clear, as they may be added; raises Refused.
-        """
+    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
+        """Ask for sums over calibration cases ("calibrate") and add them."""
 
 
 class SitePart(Protocol):
@@ -156,14 +148,7 @@ class Plain:
         outcome = rule.aggregate(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
         return Combined(verdict, outcome, answers, exchanged)
 
-    def total(
-        self,
-        transport: Transport,
-        models: Mapping[str, StateDict],
-        round: Round,
-        check: Callable[[Answer], list[float]],
-        terms: int,
-    ) -> Total:
+    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Each site's sums in the clear, added exactly and rounded once, as sums in secret are."""
 
         def tagged(answer: Answer) -> list[float]:

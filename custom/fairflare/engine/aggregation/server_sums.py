@@ -14,7 +14,7 @@ from fairflare.aggregators.base import added_whole
 from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.aggregation.base import Combined, Total, Trained
+from fairflare.engine.aggregation.base import CheckSums, Combined, Total, Trained
 from fairflare.engine.checks import (
     Refused,
     Rejection,
@@ -28,7 +28,7 @@ from fairflare.engine.checks import (
     silent,
 )
 from fairflare.engine.gate import Verdict, reply_of
-from fairflare.engine.messages import Transport
+from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.secure_sum.keys import PROOF
 from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
@@ -87,12 +87,7 @@ class ServerSums:
         return refused
 
     def round(
-        self,
-        transport: Transport,
-        answers: Sequence[Answer],
-        round: Round,
-        declared: Mapping[str, int],
-        model: StateDict,
+        self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Declared, model: StateDict
     ) -> Summed:
         """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, round, declared))
@@ -116,7 +111,7 @@ class ServerSums:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
-    def numbers(self, transport: Transport, models: Mapping[str, StateDict], round: Round, terms: int) -> Total:
+    def numbers(self, transport: Transport, models: SiteModels, round: Round, terms: int) -> Total:
         """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
 
         Args:
@@ -167,7 +162,7 @@ class ServerSums:
         why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
         return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
 
-    def _check_ready(self, answer: Answer, round: Round, declared: Mapping[str, int]) -> bool:
+    def _check_ready(self, answer: Answer, round: Round, declared: Declared) -> bool:
         check_tag(answer, round.number)
         _check_counts(answer, declared.get(answer.site))
         fields = answer_fields().items()
@@ -271,14 +266,7 @@ class Secure:
         assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
         return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
 
-    def total(
-        self,
-        transport: Transport,
-        models: Mapping[str, StateDict],
-        round: Round,
-        check: Callable[[Answer], list[float]],
-        terms: int,
-    ) -> Total:
+    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         return self.sums.numbers(transport, models, round, terms)
 
 
