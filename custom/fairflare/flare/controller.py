@@ -41,18 +41,8 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.initial import find
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
+from fairflare.flare import paths
 from fairflare.flare.credentials import server_credentials
-from fairflare.flare.paths import (
-    claimed,
-    federation_id,
-    hand_over,
-    is_named,
-    job_config,
-    refuse_foreign,
-    server_folder,
-    sign,
-    vouch_for_code,
-)
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.secure_sum.schemes import NONE
@@ -120,19 +110,19 @@ class FairController(ModelController):
         period = self.task_check_period
         expected("task_check_period", type(period) in (int, float) and 0.001 <= period <= 60, "0.001..60", period)
         expected("env", self.env in ENVS, f"one of {', '.join(ENVS)}", self.env)
-        vouch_for_code(self.fl_ctx)
-        config = job_config(self.config, self.fl_ctx)
+        paths.vouch_for_code(self.fl_ctx)
+        config = paths.job_config(self.config, self.fl_ctx)
         self._task_timeout, self._early_end = config.task_timeout, EarlyEnd(config.min_responses, config.grace)
-        federation = federation_id(config.federation, self.fl_ctx)
-        folder = server_folder(federation, self.fl_ctx)
+        federation = paths.federation_id(config.federation, self.fl_ctx)
+        folder = paths.server_folder(federation, self.fl_ctx)
         if config.federation:
-            refuse_foreign(federation, config.sha256(), self.fl_ctx)
+            paths.refuse_foreign(federation, config.sha256(), self.fl_ctx)
         # The simulator gives all its jobs one id.
         with (
-            claimed(folder, federation, fresh=not config.federation and not is_named()),
+            paths.claimed(folder, federation, fresh=not config.federation and not paths.is_named()),
             contextlib.ExitStack() as self._until_end,
         ):
-            sign(folder, self.fl_ctx)
+            paths.sign(folder, self.fl_ctx)
             self._run_in(folder, config, federation)
 
     def _run_in(self, folder: Path, config: RunConfig, federation: str) -> None:
@@ -160,8 +150,8 @@ class FairController(ModelController):
             own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
             if own and (folder / AUDIT).is_file():
                 write_report(folder)
-            if own and not is_named():
-                hand_over(folder, Path(self.get_run_dir()))
+            if own and not paths.is_named():
+                paths.hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted; in an evaluation of those that it asks.
