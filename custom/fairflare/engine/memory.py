@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ BEST_ENDING = f".best{PERSONAL_ENDING}"
 ASKED_ENDING, INPUTS_ENDING = ".asked.json", ".inputs.json"
 ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
+ENDINGS = (ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -44,8 +46,8 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        files = (Path, personal_file, after_file, asked_file, inputs_file, alone_file, alone_work_file)
-        own = {file(path).name for file in files} | {personal_file(path, best=True).name}
+        models = {personal_file(path).name, personal_file(path, best=True).name, after_file(path).name}
+        own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
         clear_half_written(path.parent, own.__contains__)
         yield
 
@@ -59,19 +61,18 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
 
 
-def inputs_file(path: Path) -> Path:
-    """Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
-    return path.with_name(f"{path.stem}{INPUTS_ENDING}")
+def _beside(ending: str, path: Path) -> Path:
+    return path.with_name(path.stem + ending)
 
 
-def alone_file(path: Path) -> Path:
-    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.safetensors"."""
-    return path.with_name(path.stem + ALONE_ENDING)
-
-
-def alone_work_file(path: Path) -> Path:
-    """Where it lies while it is being trained, with what the training goes on from."""
-    return path.with_name(path.stem + WORK_ENDING)
+inputs_file = partial(_beside, INPUTS_ENDING)
+"""Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
+asked_file = partial(_beside, ASKED_ENDING)
+"""Where it keeps what it was asked for after the last round."""
+alone_file = partial(_beside, ALONE_ENDING)
+"""Where the model lies that a site has trained alone."""
+alone_work_file = partial(_beside, WORK_ENDING)
+"""Where it lies while it is being trained, with what the training goes on from."""
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -195,11 +196,6 @@ def _detached(value: Any) -> Any:
 
 class AskedAgain(Exception):
     """Something that a site does not do a second time, or not yet; the text holds no number of the site's."""
-
-
-def asked_file(memory: Path) -> Path:
-    """Where it is kept, beside the site's memory: "site-1.asked.json" beside "site-1.safetensors"."""
-    return memory.with_name(memory.stem + ASKED_ENDING)
 
 
 class Asked:

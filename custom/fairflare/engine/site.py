@@ -127,7 +127,7 @@ class Site:
         check_received(instruction, self.receives)
         if self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
-        return self._work(instruction, self._seed_of(instruction), self._kept(instruction))
+        return self._work(instruction, self._kept(instruction))
 
     def _seed_of(self, instruction: Instruction) -> int:
         return derive(self.seed, instruction.task, self.name, instruction.round.number)
@@ -149,14 +149,14 @@ class Site:
         return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
 
     def _answer(self, instruction: Instruction) -> Answer:
-        work: dict[str, Callable[[Instruction, int], Answer]] = {
+        work: dict[str, Callable[[Instruction], Answer]] = {
             "preflight": self._preflight,
             "train": self._train,
             "compare": self._compare,
             "evaluate": self._evaluate,
             **({"calibrate": self._calibrate, "adjust": self._adjust} if self.after is not None else {}),
             **({"solo": self._solo, "benefit": self._benefit} if self.alone is not None else {}),
-            **{task: _without_seed(answers) for task, answers in self.aggregation.tasks.items()},
+            **self.aggregation.tasks,
         }
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
@@ -171,7 +171,7 @@ class Site:
         if instruction.task == "train" and self.execution.is_undecided:
             self._compare_layouts()
             seed_everything(seed)
-        return work[instruction.task](instruction, seed)
+        return work[instruction.task](instruction)
 
     def _find_data(self) -> list[Finding]:
         """Look for the data unless they are there; what is wrong when they cannot be used."""
@@ -183,7 +183,7 @@ class Site:
         self._findings = found
         return found if self.data is None else []
 
-    def _preflight(self, instruction: Instruction, seed: int) -> Answer:
+    def _preflight(self, instruction: Instruction) -> Answer:
         """Look at the data, and on a GPU whether a batch fits."""
         self._find_data()
         found = list(self._findings)
@@ -219,8 +219,8 @@ class Site:
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
         return batch, self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
-    def _train(self, instruction: Instruction, seed: int) -> Answer:
-        work = self._work(instruction, seed, self._kept(instruction))
+    def _train(self, instruction: Instruction) -> Answer:
+        work = self._work(instruction, self._kept(instruction))
         self.network.load_state_dict(work.received)
         clock = _Clock()
         work.received_metrics = metrics = self._score("val")
@@ -247,18 +247,18 @@ class Site:
         )
         return self.aggregation.trained(answer, instruction)
 
-    def _compare(self, instruction: Instruction, seed: int) -> Answer:
+    def _compare(self, instruction: Instruction) -> Answer:
         """The second exchange: measure the model that this round trained against the rule's anchor."""
         memory = self.memory.at(instruction.round.number)
         if TRAINED not in memory:
             raise RuntimeError(f"no model of round {instruction.round.number} was kept")
         self.network.load_state_dict(memory[TRAINED])
         clock = _Clock()
-        scalars = self._measure(self._work(instruction, seed, memory), "anchored")
+        scalars = self._measure(self._work(instruction, memory), "anchored")
         clock.lap("compare")
         return Answer(site=self.name, round=instruction.round.number, scalars=scalars, seconds=clock.laps)
 
-    def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
+    def _evaluate(self, instruction: Instruction) -> Answer:
         """The results of the shared model, and at the end of the run those of the site's personal one beside them."""
         shared, cases = self._results(instruction.model, instruction)
         own, personal = self._personal(instruction), dict[str, Any]()
@@ -287,7 +287,7 @@ class Site:
             return {}
         return self.clinical.of_model(cases)
 
-    def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
+    def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
         assert self.after is not None  # else the task is unknown
         question = self._question(instruction)
@@ -296,7 +296,7 @@ class Site:
         self.asked.keep(*question)
         return Answer(site=self.name, round=instruction.round.number, **leaves)
 
-    def _adjust(self, instruction: Instruction, seed: int) -> Answer:
+    def _adjust(self, instruction: Instruction) -> Answer:
         """Fit with the sums of all sites, and say what came of it; raises AskedAgain."""
         assert self.after is not None
         model, sites = self._question(instruction)
@@ -313,7 +313,7 @@ class Site:
         changed, threshold = self.after.changes(self._cases("test"))
         return self.clinical.after(self._condensed("test"), changed, threshold)
 
-    def _solo(self, instruction: Instruction, seed: int) -> Answer:
+    def _solo(self, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
         assert self.alone is not None  # else the task is unknown
         check_last(instruction.round, self.training.rounds)
@@ -337,7 +337,7 @@ class Site:
             keeps_best=False,
         )
 
-    def _benefit(self, instruction: Instruction, seed: int) -> Answer:
+    def _benefit(self, instruction: Instruction) -> Answer:
         """Both models on the site's own test cases; raises AskedAgain."""
         assert self.alone is not None
         model, _ = self._question(instruction)
@@ -411,13 +411,13 @@ class Site:
             shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
         return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
 
-    def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:
+    def _work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(
             network=self.network,
             data=self._examples,
             training=self.training,
             round=instruction.round,
-            seed=seed,
+            seed=self._seed_of(instruction),
             orders=instruction.orders,
             tensors=nested(instruction.tensors),
             execution=self.execution,
@@ -493,10 +493,6 @@ def difference(network: nn.Module, received: StateDict, personal: frozenset[str]
         for key, value in network.state_dict().items()
         if value.is_floating_point() and key not in personal
     }
-
-
-def _without_seed(answers: Callable[[Instruction], Answer]) -> Callable[[Instruction, int], Answer]:
-    return lambda instruction, seed: answers(instruction)
 
 
 class _Clock:
