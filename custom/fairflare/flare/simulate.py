@@ -178,10 +178,6 @@ def gpu_groups(n_sites: int) -> str | None:
     return ",".join(gpus[place % len(gpus)] for place in range(n_sites))
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-
-
 PERIOD = 1.0
 """Seconds between two looks."""
 PATIENCE = 3.0
@@ -274,3 +270,7 @@ def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
