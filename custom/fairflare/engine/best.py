@@ -128,7 +128,6 @@ class Choice:
 
 
 def of_line(entry: Entry, least: int) -> Choice:
-    """How a log's line says that its choice was made."""
     return Choice(entry["by"], entry["weight"], entry["metric"], entry["higher"], least)
 
 

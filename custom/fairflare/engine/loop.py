@@ -127,7 +127,6 @@ class Federation:
         return Round(max(self.rounds, 1), max(self.rounds, 1))
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
-        """The rounds after ``standing``, the evaluation, the scores and the end."""
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
@@ -277,7 +276,6 @@ class Federation:
             self._backlog.logged(scored)
 
     def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
-        """What the aggregation is given of a round."""
         info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
         missed = partial(self._participation.missed, round.number)
         return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
@@ -294,13 +292,11 @@ class Federation:
         return dataclasses.replace(outcome, model=model), state
 
     def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
-        """The outcome with the server optimizer's model, and the optimizer's next state."""
         step = self.server_optimizer.step
         model, state = step(standing.model, outcome.model, standing.server, self.gate.trainable)
         return dataclasses.replace(outcome, model=model), state
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
-        """What the rule knows of the round beside replies and state."""
         taking_part = self.selector.ever(sorted(standing.declared))
         declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
@@ -340,7 +336,6 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        """What a site is sent beside the model: by the rule, by the trainer's server half, and where it stands."""
         orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
         tensors = (
             self.rule.tensors_for(standing.state, site, info),

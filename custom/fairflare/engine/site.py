@@ -215,7 +215,6 @@ class Site:
         )
 
     def _trial(self) -> tuple[Batch, Objective]:
-        """A batch of training examples, and what the site minimises on it."""
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
         return batch, self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
 

@@ -138,7 +138,6 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
-    """The job's meta once it is over."""
     status, seen, began = "", [], server.began()
     while True:
         meta = server.meta(job)

@@ -66,7 +66,6 @@ def federation_id(given: str, fl_ctx: FLContext) -> str:
 
 
 def server_folder(federation: str, fl_ctx: FLContext) -> Path:
-    """Where the server keeps checkpoint, audit log and report."""
     return _state(federation, fl_ctx)
 
 

@@ -106,7 +106,6 @@ def _fetch(workspace: Path, folder: Path) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of FLARE's log that speaks of an error, or its last line."""
     lines = log.read_text(errors="replace").splitlines() or ["no output"]
     return next((line for line in reversed(lines) if "rror" in line), lines[-1])[-300:]
 

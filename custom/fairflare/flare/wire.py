@@ -152,7 +152,6 @@ def _meta(message: Instruction | Answer) -> dict[str, Any]:
 
 
 def _tensors() -> list[str]:
-    """The fields of an instruction that hold tensors in FLARE's meta."""
     fields = instruction_fields()
     return [name for name in carried_as("meta", fields) if fields[name].kind == "tensors"]
 

@@ -115,7 +115,6 @@ class AfterAtSite:
         return row if self.secure else self.step.coarse(row, self.shape, self.min_count or 1)
 
     def _fits(self, own: Fit, shared: Mapping[str, Fit]) -> dict[int, Fit]:
-        """Group's index -> what holds for its cases: by site one for all of them."""
         if self.step.by == "site":
             return {-1: own}
         return {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}

@@ -210,5 +210,4 @@ def _second_exchange(
 
 
 def _labelled(scalars: Mapping[str, float], label: str) -> dict[str, float]:
-    """The scalars under the names that ``Rule.anchors`` gives them."""
     return {f"{name}/{label}" if label else name: value for name, value in scalars.items()}

@@ -221,7 +221,6 @@ def _masked(
 
 
 def _check_counts(answer: Answer, declared: int | None) -> dict[str, int]:
-    """The measured counts of an answer, which leave in the clear."""
     return {
         name: checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
         for name, spec in answer_fields().items()
