@@ -49,7 +49,8 @@ class AuditLog:
         Raises:
             UserError: the file is not as this object left it; then it is left alone.
         """
-        entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        entry = {"seq": self._seq, "time": now, "event": event, **content, "prev": self._head}
         entry["hash"] = entry_hash(entry)
         data = (_text(entry) + "\n").encode()
         with self.path.open("ab") as file:
@@ -70,13 +71,6 @@ class AuditLog:
         except OSError as error:
             os.ftruncate(file.fileno(), self._size)  # a full disk leaves no half line before the entry that says so
             raise naming(error, self.path)  # noqa: B904  # the same error
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """All entries; raises UserError when a line is not the JSON that ``append`` writes."""
-    lines, torn = _lines(read_bytes(path, MOST_LOG), path.name)
-    _refuse_torn(torn, len(lines), path.name)
-    return [_entry(line, number, path.name) for number, line in enumerate(lines, 1)]
 
 
 def first_entry(path: Path) -> dict[str, Any]:
@@ -102,8 +96,9 @@ def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
         UserError: names the first line that does not fit.
     """
     entries, rest = _chained(read_bytes(path, MOST_LOG), path.name)
-    if not torn:
-        _refuse_torn(b"x" * rest, len(entries), path.name)
+    if rest and not torn:
+        cause = "a process was killed while it wrote it, or it was cut"
+        raise UserError(f"{path.name}: line {len(entries) + 1} has no end: {cause}")
     return entries
 
 
@@ -158,14 +153,5 @@ def _entry(line: bytes, number: int, name: str) -> dict[str, Any]:
     return entry
 
 
-def _refuse_torn(torn: bytes, lines: int, name: str) -> None:
-    if torn:
-        raise UserError(f"{name}: line {lines + 1} has no end: a process was killed while it wrote it, or it was cut")
-
-
 def _text(entry: dict[str, Any]) -> str:
     return json.dumps(entry, allow_nan=False)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
