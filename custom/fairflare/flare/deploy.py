@@ -39,7 +39,6 @@ from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
 from fairflare.flare.simulate import LOG
 
-ENVS = ("poc", "prod")
 DONE, RUNNING = "FINISHED", "RUNNING"
 GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""

@@ -24,7 +24,6 @@ FEDERATED, SOLO = "federated", "solo"
 """The model that the site uses after the federation, and the one that it has trained alone."""
 LOW, HIGH = "low", "high"
 """The ends of the interval of federated minus solo."""
-KINDS = (FEDERATED, SOLO, LOW, HIGH)
 N, ROUNDS = "n", "rounds"
 
 
