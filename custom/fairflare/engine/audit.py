@@ -74,11 +74,7 @@ class AuditLog:
 
 
 def first_entry(path: Path) -> dict[str, Any]:
-    """The first entry of the log, {} while no whole, valid line is there; what follows it is not looked at.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The first entry, {} while no whole, valid line is there; raises UserError where the file cannot be read."""
     line, end, _ = read_bytes(path, MOST_LOG).partition(b"\n")
     try:
         return (_chained(line + end, path.name)[0] or [{}])[0]

@@ -202,11 +202,7 @@ class Best:
 
 
 def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool) -> None:
-    """Every model below ``best`` and ``best.safetensors`` is one that the log names so; none that is needed is missing.
-
-    Raises:
-        UserError: one line that says what does not fit.
-    """
+    """Raise UserError unless the log names all below ``best`` and ``best.safetensors``, and none is missing."""
     lines = [entry for entry in entries if entry["event"] == "best"]
     files = ModelFiles(folder / BEST_MODELS)
     if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):

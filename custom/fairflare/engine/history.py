@@ -78,11 +78,7 @@ class RunHistory:
 
 
 def read_history(entries: Sequence[Entry]) -> RunHistory:
-    """Follow the lines of an unbroken chain from the first to the last.
-
-    Raises:
-        UserError: names the first line that cannot follow those before it.
-    """
+    """Follow the lines of an unbroken chain; raises UserError that names the first which cannot stand there."""
     if not entries:
         raise UserError(f"{AUDIT}: is empty")
     if entries[0].get("event") == "start" and "log_format" not in entries[0]:

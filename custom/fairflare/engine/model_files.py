@@ -64,11 +64,7 @@ class Unscored(ModelFiles):
         super().__init__(folder / UNSCORED)
 
     def read(self, round: int, sha256: str) -> StateDict:
-        """The model of ``round``.
-
-        Raises:
-            UserError: there is none, or another than the one of which the log says ``sha256``.
-        """
+        """The model of ``round``; raises UserError unless it is there, and the one of which the log says ``sha256``."""
         if not is_there(self.path(round)):
             raise UserError(f"{UNSCORED}/{round}{SUFFIX}: is missing, and {AUDIT} holds no scores of round {round}")
         model = read_model(self.path(round))
@@ -77,11 +73,7 @@ class Unscored(ModelFiles):
         return model
 
     def check(self, run_history: RunHistory, round: int) -> None:
-        """Every model that is owed scores up to ``round`` is there, and nothing that the log does not name.
-
-        Raises:
-            UserError: one line that says what does not fit.
-        """
+        """Raise UserError unless all that is owed scores up to ``round`` is there, and nothing that the log lacks."""
         owed = {number for number in run_history.unscored if number <= round}
         for number in sorted(self._rounds(run_history) | owed):
             self.read(number, run_history.left[number])

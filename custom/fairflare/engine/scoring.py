@@ -122,11 +122,7 @@ class Backlog:
             yield future.result()
 
     def rest(self, round: int) -> Iterator[Scored]:
-        """What is owed up to ``round``, waited for.
-
-        Raises:
-            RunFailed: a file is not the model that the log names.
-        """
+        """What is owed up to ``round``, waited for; raises RunFailed where a file is not the model of the log."""
         self._may_work.set()
         for number in [number for number in self.owed if number <= round]:
             future = self._found.pop(number, None)

@@ -56,11 +56,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read what ``save_checkpoint`` wrote; the file is data, so nothing in it is executed.
-
-    Raises:
-        UserError: it holds anything else.
-    """
+    """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
     content = read_tensors(path)
     # Checkpoints from before there were such states hold none.
     later = ("server", "models", "trainer")

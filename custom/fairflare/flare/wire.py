@@ -207,11 +207,7 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Shapes]:
 
 
 def joined(tensors: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that ``split`` was given, in their order.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: pieces are missing, or do not make a tensor of its shape.
-    """
+    """What ``split`` was given; raises ValueError, TypeError or RuntimeError where pieces do not make it."""
     found: dict[str, Any] = {}
     for key, value in tensors.items():
         name, _, place = key.rpartition(MARK)
