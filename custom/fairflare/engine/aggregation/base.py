@@ -82,7 +82,7 @@ class Aggregation(Protocol):
         """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
 
     def combine(self, trained: Trained) -> Combined:
-        """Check and combine a round's answers, with more exchanges if needed; raises RunFailed: too few accepted sites."""
+        """Check and combine a round's answers; raises RunFailed where too few sites are accepted."""
 
     def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Ask for sums over calibration cases ("calibrate") and add them."""
