@@ -35,9 +35,13 @@ class Refused(Exception):
 
 
 def first_good(
-    answers: Sequence[Answer], check: Callable[[Answer], T]
+    answers: Sequence[Answer], check: Callable[[Answer], T], round: int | None
 ) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
-    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on."""
+    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on.
+
+    Args:
+        round: the number of the round that answers must be to; None: any.
+    """
     found: dict[str, T] = {}
     refused: dict[str, Rejection] = {}
     repeated: list[str] = []
@@ -46,6 +50,7 @@ def first_good(
             repeated.append(answer.site)
             continue
         try:
+            check_tag(answer, round)
             found[answer.site] = check(answer)
         except Refused as error:
             refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))

@@ -140,7 +140,6 @@ class Against:
     """What the server knows that an answer is held against."""
 
     form: Form
-    round: int
     declared: int | None
     numbers: Sequence[Number]
     wanted: Sequence[str]
@@ -222,7 +221,7 @@ def _check_difference(value: Any) -> None:
 
 Check = Callable[[str, Any, Spec, Against], Any]
 CHECKS: Mapping[str, Check | None] = {
-    "round": None,  # ``check_tag`` has looked at it
+    "round": None,  # ``first_good`` has looked at it
     "error": None,
     "name": None,
     "difference": lambda name, value, spec, at: _check_difference(value),

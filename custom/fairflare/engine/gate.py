@@ -19,7 +19,6 @@ from fairflare.engine.checks import (
     Ranges,
     Refused,
     Rejection,
-    check_tag,
     checked_metrics,
     checked_sizes,
     first_good,
@@ -110,22 +109,22 @@ class Gate:
         def accept(answer: Answer) -> Reply:
             other = (own or {}).get(answer.site)
             against = form if other is None else Form.of(self.shared(other), self.trainable)
-            reply, sizes[answer.site] = self._accept(answer, against, round, declared.get(answer.site))
+            reply, sizes[answer.site] = self._accept(answer, against, declared.get(answer.site))
             return reply
 
-        accepted, refused, repeated = first_good(answers, accept)
+        accepted, refused, repeated = first_good(answers, accept, round)
         scales, history = norms.scales_of(model, self.trainable, form.sizes), history or {}
         beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
         outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
-        outliers |= norms.too_large({site: sizes[site] for site in accepted}, scales, self.max_norm_ratio, history)
+        known = {site: sizes[site] for site in accepted}
+        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
         refused |= {site: Rejection(site, "norm", detail) for site, detail in outliers.items()}
         kept = sorted(accepted.keys() - outliers.keys())
         replies = self._completed([accepted[site] for site in kept], whole)
-        zero = {site: [] if any(sizes[site].values()) else ["zero_update"] for site in kept}
+        zero = {site: [] if any(known[site].values()) else ["zero_update"] for site in kept}
         flags = {site: remarks for site in kept if (remarks := ["duplicate"] * repeated.count(site) + zero[site])}
-        norms_of = {site: sizes[site] for site in kept}
         medians = norms.medians({site: beside[site] for site in kept})
-        return Verdict(replies, left_out(refused, kept), flags, norms_of, medians)
+        return Verdict(replies, left_out(refused, kept), flags, {site: known[site] for site in kept}, medians)
 
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
@@ -141,19 +140,17 @@ class Gate:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
-            values = self._checked(
-                answer, "compare", Against(Form.of({}, self.trainable), round, None, self.anchored, ())
-            )
+            values = self._checked(answer, "compare", Against(Form.of({}, self.trainable), None, self.anchored, ()))
             return dict(values["scalars"])
 
-        found, refused, _ = first_good(answers, accept)
+        found, refused, _ = first_good(answers, accept, round)
         return found, left_out(refused, found)
 
-    def _accept(self, answer: Answer, form: Form, round: int, declared: int | None) -> tuple[Reply, norms.Norms]:
+    def _accept(self, answer: Answer, form: Form, declared: int | None) -> tuple[Reply, norms.Norms]:
         """The reply, and kind -> size of its update."""
         wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
         values = self._checked(
-            answer, "train", Against(form, round, declared, self.scalars, wanted, self.metrics, self.tensors)
+            answer, "train", Against(form, declared, self.scalars, wanted, self.metrics, self.tensors)
         )
         check_counts(values["scalars"], self.scalars, values["n_examples"])
         measured: Measured = values["update"]
@@ -161,7 +158,6 @@ class Gate:
 
     def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
         """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
-        check_tag(answer, against.round)
         fields = [(name, spec) for name, spec in answer_fields().items() if spec.travels(task)]
         fields.sort(key=lambda field: field[1].kind in ("update", "tensors"))
         values = {}
@@ -219,7 +215,6 @@ def inspect_evaluation(
     """
 
     def check(answer: Answer) -> dict[str, Any]:
-        check_tag(answer, round)
         found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
         if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
             found[CLINICAL] = clinical
@@ -229,7 +224,7 @@ def inspect_evaluation(
             raise Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
         return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
 
-    found, refused, _ = first_good(answers, check)
+    found, refused, _ = first_good(answers, check, round)
     return {site: found[site] for site in sorted(found)}, left_out(refused, found)
 
 

@@ -14,7 +14,6 @@ from fairflare.core.versions import NAMES, TEXT, differences
 from fairflare.engine.checks import (
     Refused,
     Rejection,
-    check_tag,
     checked_count,
     first_good,
     is_number,
@@ -65,7 +64,7 @@ def inspect_preflight(
         declared: site -> examples that sites have declared before; the first word counts.
         accepted: codes of errors that the run accepts.
     """
-    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted))
+    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted), None)
     sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})
     statements = {}
     for site in sorted(found):
@@ -121,7 +120,6 @@ def _one_line(code: str, found: Sequence[Finding]) -> str:
 
 
 def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str]) -> Statement:
-    check_tag(answer, None)
     content = answer.metrics
     if not isinstance(content, Mapping) or not isinstance(content.get("findings"), Mapping):
         raise Refused("malformed", "preflight: expected findings and versions")

@@ -14,7 +14,7 @@ from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.aggregation.base import Aggregation
 from fairflare.engine.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
-from fairflare.engine.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
+from fairflare.engine.checks import Refused, Rejection, checked_numbers, first_good, left_out, silent
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.straggler_policy import LATE, EarlyEnd
@@ -74,12 +74,11 @@ class After:
         known = self.step.reports(self.shape, secure=self.secure)
 
         def check(answer: Answer) -> tuple[dict[str, float], dict[str, float]]:
-            check_tag(answer, round.number)
             numbers, many = checked_numbers(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
             self._check_counts(numbers, many)
             return numbers, self.view.checked(answer.clinical, numbers.get("n", many), as_binned=False)
 
-        found, refused, _ = first_good(answers, check)
+        found, refused, _ = first_good(answers, check, round.number)
         clinical = {site: found[site][1] for site in sorted(found) if found[site][1]}
         return {site: found[site][0] for site in sorted(found)}, clinical, left_out(refused, found)
 
@@ -130,7 +129,7 @@ class Benefit:
         def check(answer: Answer) -> dict[str, float]:
             return self._checked(answer, round, most.get(answer.site, MOST_EXAMPLES))
 
-        found, refused, _ = first_good(answers, check)
+        found, refused, _ = first_good(answers, check, round.number)
         about = {"metrics": list(self.metrics), "group_metrics": list(self.group_metrics)}
         content = {"trainer": self.trainer, "draws": DRAWS, "level": LEVEL, **about}
         sites = {site: found[site] for site in sorted(found)}
@@ -144,7 +143,7 @@ class Benefit:
         while waiting:
             asked = {site: Instruction("solo", round, first) for site in waiting}
             answers = list(transport.exchange(asked))
-            found, refused, _ = first_good(answers, lambda answer: self._checked(answer, round, MOST_EXAMPLES))
+            found, refused, _ = first_good(answers, lambda one: self._checked(one, round, MOST_EXAMPLES), round.number)
             rejections += left_out(refused, found) + self._missing(asked, answers, round)
             rounds = {site: numbers.get(ROUNDS, 0.0) for site, numbers in found.items()}
             stuck = [site for site in sorted(rounds) if rounds[site] <= done[site]]
@@ -163,7 +162,6 @@ class Benefit:
         return [Rejection(one.site, LATE, ended) if one.site in late else one for one in missing]
 
     def _checked(self, answer: Answer, round: Round, most: int) -> dict[str, float]:
-        check_tag(answer, round.number)
         numbers = checked_numbers(answer.benefit, self.numbers)
         counts = {name: value for name, value in numbers.items() if name.partition("/")[0] in (N, ROUNDS)}
         sizes = [value for name, value in counts.items() if name.startswith(f"{N}/")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round, StateDict
-from fairflare.engine.checks import Rejection, check_tag, first_good, left_out, silent
+from fairflare.engine.checks import Rejection, first_good, left_out, silent
 from fairflare.engine.messages import SiteModels, Transport
 
 if TYPE_CHECKING:  # a site has no gate
@@ -147,13 +147,9 @@ class Plain:
     def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Each site's sums in the clear, added exactly and rounded once, as sums in secret are."""
 
-        def tagged(answer: Answer) -> list[float]:
-            check_tag(answer, round.number)
-            return check(answer)
-
         asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
         answers = list(transport.exchange(asked))
-        found, refused, _ = first_good(answers, tagged)
+        found, refused, _ = first_good(answers, check, round.number)
         sums = {str(i): math.fsum(own[i] for own in found.values()) for i in range(terms)}
         return Total(sorted(found), {"orders": sums}, left_out(refused, found) + silent(asked, answers))
 

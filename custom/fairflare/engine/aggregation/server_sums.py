@@ -18,7 +18,6 @@ from fairflare.engine.aggregation.base import CheckSums, Combined, Total, Traine
 from fairflare.engine.checks import (
     Refused,
     Rejection,
-    check_tag,
     checked_count,
     checked_metrics,
     first_good,
@@ -90,7 +89,7 @@ class ServerSums:
         self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Declared, model: StateDict
     ) -> Summed:
         """Sum what the sites have whose ``answers`` say that they have trained."""
-        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, round, declared))
+        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
         sealed, roster, lost, _ = self._ask(transport, "sum", sorted(ready), round, self._sealed, {})
         rejections += lost
@@ -153,7 +152,7 @@ class ServerSums:
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
             asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
-            found, refused, _ = first_good(answers, lambda answer: _tagged(answer, round, check))
+            found, refused, _ = first_good(answers, check, round.number)
             rejections += left_out(refused, found) + silent(asked, answers)
             if len(found) == len(roster):
                 return found, roster, rejections, answers
@@ -162,8 +161,7 @@ class ServerSums:
         why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
         return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
 
-    def _check_ready(self, answer: Answer, round: Round, declared: Declared) -> bool:
-        check_tag(answer, round.number)
+    def _check_ready(self, answer: Answer, declared: Declared) -> bool:
         _check_counts(answer, declared.get(answer.site))
         fields = answer_fields().items()
         if any(spec.secure in ("masked", "hidden") and _holds(spec, getattr(answer, name)) for name, spec in fields):
@@ -185,11 +183,6 @@ def _sealed_bytes(answer: Answer, sizes: range) -> bytes:
     if not isinstance(sealed, bytes) or len(sealed) not in sizes:
         raise Refused("malformed", "sum: expected sealed numbers")
     return sealed
-
-
-def _tagged(answer: Answer, round: Round, check: Callable[[Answer], T]) -> T:
-    check_tag(answer, round.number)
-    return check(answer)
 
 
 def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:
