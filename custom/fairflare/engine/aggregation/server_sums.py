@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -91,7 +92,9 @@ class ServerSums:
         """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
-        sealed, roster, lost, _ = self._ask(transport, "sum", sorted(ready), round, self._sealed, {})
+        sealed, roster, lost, _ = self._ask(
+            transport, "sum", sorted(ready), round, partial(_sealed, sizes=self.sizes), {}
+        )
         rejections += lost
         total = _added(lambda: self.combine({site: sealed[site] for site in roster}), roster, rejections)
         if total is None:
@@ -116,14 +119,11 @@ class ServerSums:
         Args:
             models: site -> the model that the numbers are about, one object for all.
         """
-        sizes = masked_sizes(terms)
         roster = sorted(site for site in models if site in self.statements)
         rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
         model = next(iter(models.values()), NOTHING)
 
-        def check(answer: Answer) -> bytes:
-            return _sealed_bytes(answer, sizes)
-
+        check = partial(_sealed, sizes=masked_sizes(terms))
         sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model, attempts=1)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
@@ -170,15 +170,12 @@ class ServerSums:
             raise Refused("key", "its key for secure sums is not known")
         return True
 
-    def _sealed(self, answer: Answer) -> bytes:
-        return _sealed_bytes(answer, self.sizes)
-
 
 NOTHING: StateDict = {}
 """One object: sites that are sent the same share a message."""
 
 
-def _sealed_bytes(answer: Answer, sizes: range) -> bytes:
+def _sealed(answer: Answer, sizes: range) -> bytes:
     sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
     if not isinstance(sealed, bytes) or len(sealed) not in sizes:
         raise Refused("malformed", "sum: expected sealed numbers")
