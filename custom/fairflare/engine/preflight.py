@@ -129,16 +129,13 @@ def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str])
             raise Refused("malformed", "preflight: expected known findings with bands of counts")
         if name.startswith("accepted/") and name.rpartition("/")[2] not in accepted:
             raise Refused("malformed", "preflight: an error that this run does not accept")
-    if not isinstance(there, Mapping) or set(there) != set(NAMES) or not all(_is_version(v) for v in there.values()):
+    named = isinstance(there, Mapping) and set(there) == set(NAMES)
+    if not named or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
         raise Refused("malformed", f"preflight: expected versions of {', '.join(NAMES)}")
     findings = [*_of_versions(here, there), *unpacked(counts)]
     broken = any(f.level == "error" for f in findings)
     n_examples = None if broken and answer.n_examples is None else checked_count(answer.n_examples, None)
     return Statement(n_examples, tuple(worst_first(findings)), dict(there))
-
-
-def _is_version(value: Any) -> bool:
-    return isinstance(value, str) and TEXT.fullmatch(value) is not None
 
 
 def _of_size(site: str, sizes: Mapping[str, int]) -> list[Finding]:

@@ -276,10 +276,6 @@ class Site:
             clinical=self._clinical(cases, instruction.model if own is None else own),
         )
 
-    def _is_used(self, instruction: Instruction) -> bool:
-        """Whether the model is said to be the one that the site uses after the run, of the last or the best round."""
-        return self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
-
     def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
         """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
         if self.clinical is None or cases is None or not self.asked.is_of(model_hash(model)):
@@ -397,7 +393,8 @@ class Site:
         """
         self.network.load_state_dict(model)
         beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
-        keeps = self._is_used(instruction) and self.clinical is not None
+        used = self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
+        keeps = used and self.clinical is not None
 
         def predicted(split: SplitName) -> Predictions:
             if split != "test":

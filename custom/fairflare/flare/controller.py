@@ -73,7 +73,7 @@ class Began:
 class FairController(ModelController):
     """Runs a ``Federation`` whose transport is FLARE.
 
-    Its state lies in ``places.server_folder``, outside the job's folder, after every round; what there is in the end is
+    Its state lies in ``paths.server_folder``, outside the job's folder, after every round; what there is in the end is
     copied to ``<job run dir>/fairflare``, which comes with the job's result. A job whose configuration names a
     federation continues that one.
     """
@@ -169,7 +169,7 @@ class FairController(ModelController):
                 f"{_parent(child)}: FLARE's client hierarchy would never bring its answers here"
             )
         self._begun = True
-        names = sorted(_name(client) for client in clients if not _parent(client))
+        names = sorted(getattr(client, "name", client) for client in clients if not _parent(client))
         return [name for name in names if not self._asked or name in self._asked]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
@@ -195,7 +195,8 @@ class FairController(ModelController):
                 blocking=False,
                 callback=self._receive,
             )
-        checks, large = 0, _bytes_of_models(instructions) >= LARGE
+        size = sum(value.nbytes for one in instructions.values() for value in one.model.values())
+        checks, large = 0, size >= LARGE
         if large and not gc.get_freeze_count():
             gc.freeze()  # whatever is there by now stays; a collection then takes milliseconds
             give_back_freed_memory()
@@ -266,17 +267,9 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _bytes_of_models(instructions: Mapping[str, Instruction]) -> int:
-    return sum(value.nbytes for one in instructions.values() for value in one.model.values())
-
-
 def _parent(client: Client | str) -> str:
     """The client that another one is below in FLARE's client hierarchy; empty for none. Relays are no clients."""
     return str(client.get_fqsn() or "").rpartition(".")[0] if isinstance(client, Client) else ""
-
-
-def _name(client: Client | str) -> str:
-    return client.name if isinstance(client, Client) else str(client)
 
 
 @contextlib.contextmanager

@@ -257,7 +257,9 @@ class Server:
             with silent():
                 return str(self._open().submit_job(str(job)))
         except (AuthorizationError, InvalidJobDefinition) as error:
-            raise UserError(f"the server refuses the job: {_cause(error)}") from None
+            # FLARE puts the cause last: "...for the action 'submit_job PATH: user 'x' is not authorized'".
+            cause = _words(error).rpartition(": ")[2].removesuffix("'")
+            raise UserError(f"the server refuses the job: {cause}") from None
         except (*LOST, InternalError, RuntimeError) as error:
             raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
 
@@ -300,11 +302,6 @@ class Server:
             with contextlib.suppress(Exception), silent():  # whatever is wrong with it, it is not needed any more
                 self._session.close()
         self._session = None
-
-
-def _cause(error: BaseException) -> str:
-    """What FLARE puts last: "...for the action 'submit_job PATH: user 'x' is not authorized'"."""
-    return _words(error).rpartition(": ")[2].removesuffix("'")
 
 
 def _words(error: BaseException) -> str:

@@ -66,7 +66,12 @@ def federation_id(given: str, fl_ctx: FLContext) -> str:
 
 
 def server_folder(federation: str, fl_ctx: FLContext) -> Path:
-    return _state(federation, fl_ctx)
+    """Where the server keeps checkpoint, audit log and report; sites keep their memories below ``SITES``."""
+    if named := os.environ.get(RUN_FOLDER):
+        return Path(named)
+    if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
+        raise UserError("federation: expected the id of a job")
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation
 
 
 @contextlib.contextmanager
@@ -146,7 +151,7 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
 
     Whatever federation a job of another configuration or user names, it neither reads this file nor is in its way.
     """
-    folder, site = _state(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
+    folder, site = server_folder(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
     if is_named():  # the folder is one command's, which has compared its configuration
         return folder / f"{site}{SUFFIX}"
     owner = hashlib.sha256(json.dumps([sha256, submitter(fl_ctx)]).encode()).hexdigest()
@@ -171,14 +176,6 @@ def vouch_for_code(fl_ctx: FLContext) -> None:
 def hand_over(folder: Path, run_dir: Path) -> None:
     """Copy what a download should bring from the server's state folder to the job's folder."""
     shutil.copytree(folder, run_dir / RESULT, ignore=shutil.ignore_patterns(SITES, ".*"), dirs_exist_ok=True)
-
-
-def _state(federation: str, fl_ctx: FLContext) -> Path:
-    if named := os.environ.get(RUN_FOLDER):
-        return Path(named)
-    if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
-        raise UserError("federation: expected the id of a job")
-    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation
 
 
 OPTIONS = ("columns", "scaling")
