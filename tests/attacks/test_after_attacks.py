@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fairflare.core.types import Round
+from fairflare.engine.memory import Asked, AskedAgain
 from fairflare.engine.messages import Instruction
-from fairflare.engine.query_budget import Asked, AskedAgain
 from fairflare.engine.setup.assembly import build_site, site_names
 from fairflare.engine.setup.at_server import server_part
 from fairflare.engine.setup.config import make_config

@@ -14,7 +14,7 @@ import pytest
 
 from cases import each
 from fairflare.app.cli import main
-from fairflare.flare.heartbeat import PATIENCE, WORKER, Heartbeat
+from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]

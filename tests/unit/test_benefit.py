@@ -16,8 +16,8 @@ from fairflare.app.cli import main
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.core.types import Round
+from fairflare.engine.after.server import Benefit
 from fairflare.engine.benefit.measured import Pair, measured, reports
-from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup import tasks

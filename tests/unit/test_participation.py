@@ -11,8 +11,8 @@ from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
+from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.logged_files import memory_hash
 from fairflare.engine.state import load_checkpoint, save_tensors
 from fairflare.participation.list import Named
 from fairflare.participation.share import Share

@@ -81,7 +81,7 @@ def test_every_method_keeps_below_the_line():
 def test_a_site_is_sent_no_server():
     """The loop, the gate, the log's readers and what weighs updates stay at the server."""
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
-    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server", "benefit/server")
+    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server")
     assert not names & {f"engine/{name}.py" for name in server}
     assert not names & {"engine/setup/assembly.py", "engine/setup/at_server.py"}
     assert not names & {"flare/controller.py", "aggregators/bounded.py"}
@@ -285,7 +285,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 import fairflare.flare.executor, fairflare.flare.egress
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
-from fairflare.flare.braces import shown
+from fairflare.flare.paths import shown
 config = RunConfig.from_json(shown(json.loads(sys.argv[2])))
 parts = site_parts(config)
 site = build_site(config, parts, "north")

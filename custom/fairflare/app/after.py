@@ -12,7 +12,7 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
-from fairflare.engine.logged_files import read_final, read_standing
+from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.setup.after_run import Ended, benefit_after, step_after
 from fairflare.engine.setup.benefit import with_benefit
 from fairflare.engine.setup.config import RunConfig, with_step

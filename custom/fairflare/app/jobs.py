@@ -28,8 +28,8 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.after import NO_STEP
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
-from fairflare.flare.braces import shown as shown_braces
 from fairflare.flare.paths import SITES, STATE
+from fairflare.flare.paths import shown as shown_braces
 from fairflare.flare.policy_file import FILES as POLICY_FILES
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT

@@ -146,10 +146,7 @@ class Work:
 
 
 def rounds(
-    network: nn.Module,
-    n_examples: int,
-    evaluate: Evaluate | None = None,
-    compare: Compare | None = None,
+    network: nn.Module, n_examples: int, evaluate: Evaluate | None = None, compare: Compare | None = None
 ) -> Iterator[Work]:
     """Each round that this site trains in; everything else that it is asked for is answered on the way.
 

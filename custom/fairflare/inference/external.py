@@ -28,9 +28,8 @@ from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit.measured import Pair, measured
-from fairflare.engine.evaluation import Predictions, predict
+from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.intervals import LEVEL, over_patients
 from fairflare.engine.messages import Instruction
 from fairflare.engine.setup import clinical
 from fairflare.engine.setup.about import about as about_task

@@ -17,7 +17,7 @@ from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.logged_files import read_final, read_standing
+from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import SITES

@@ -37,10 +37,8 @@ class Egress:
 
     Attributes:
         model: w^0; an update has its floating-point entries, with their shapes.
-        scalars: numbers of the method's probes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them; with their ranges where they are not
             those of ``core.metric.named``.
-        groups: names of the run's groups.
         sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         personal: whether the run's trainer keeps personal models, whose results then leave.

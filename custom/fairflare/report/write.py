@@ -29,12 +29,11 @@ from fairflare.engine.files import (
     read_json,
 )
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, read_history
+from fairflare.engine.history import RunHistory, left_behind, read_final, read_history, read_standing
 from fairflare.engine.log_lines import REPORT as RECORD
 from fairflare.engine.log_lines import alike, events
-from fairflare.engine.logged_files import left_behind, read_final, read_standing
+from fairflare.engine.model_files import Unscored
 from fairflare.engine.state import json_text, load_checkpoint, save_text
-from fairflare.engine.unscored import Unscored
 from fairflare.report import PAGE, REPORT
 from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_edition, render_run

@@ -30,7 +30,7 @@ from fairflare.datasets.kinds.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, read_model
-from fairflare.engine.logged_files import read_final, read_standing
+from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.after_run import Ended, step_after
 from fairflare.engine.setup.assembly import save_config

@@ -30,8 +30,6 @@ class Alone:
     """The site's own model, and how far it is trained; it survives a kill where there is a file.
 
     Attributes:
-        trainer: how the site trains by itself.
-        rounds: T.
         path: of the site's memory, beside which its files lie; None: nothing is kept.
         seconds: how long one call of ``advance`` may take, at least one round's time; a later call goes on.
     """

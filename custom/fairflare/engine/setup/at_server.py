@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from fairflare.core import registry
 from fairflare.engine.after.base import AfterStep
-from fairflare.engine.after.server import After
-from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.aggregation.plain import Plain
-from fairflare.engine.benefit.server import Benefit
+from fairflare.engine.after.server import After, Benefit
+from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.clinical import View
 from fairflare.engine.setup.after import shape_of, step_of
 from fairflare.engine.setup.at_site import PLAIN, benefit_reports
@@ -29,8 +27,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     """The server's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return Plain()
-    from fairflare.engine.aggregation.secure import Secure
-    from fairflare.engine.aggregation.server_sums import ServerSums
+    from fairflare.engine.aggregation.server_sums import Secure, ServerSums
     from fairflare.privacy.secure_sum.keys import verified
     from fairflare.privacy.secure_sum.ring import Ring
 

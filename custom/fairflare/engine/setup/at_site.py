@@ -19,8 +19,7 @@ from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.engine.benefit.alone import SHARE, Alone
 from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE
-from fairflare.engine.memory import SiteMemory
-from fairflare.engine.query_budget import Asked, asked_file
+from fairflare.engine.memory import Asked, SiteMemory, asked_file
 from fairflare.engine.setup import after, clinical
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client

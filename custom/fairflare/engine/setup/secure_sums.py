@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.aggregators.base import Rule, SummedRule
 from fairflare.core.errors import UserError
-from fairflare.engine.aggregation.base import SitePart
-from fairflare.engine.aggregation.plain import PlainAtSite
+from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, number_scheme

@@ -47,7 +47,6 @@ class Scale:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of masked entries."""
         return torch.int64 if self.bits == 64 else torch.int32
 
     @property

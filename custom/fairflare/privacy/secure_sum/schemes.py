@@ -59,7 +59,6 @@ def masked_sizes(terms: int) -> range:
 
 
 def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
-    """A site's half."""
     from fairflare.privacy.secure_sum import checked, ckks
     from fairflare.privacy.secure_sum import pairwise as masks
 
