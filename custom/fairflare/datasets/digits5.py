@@ -37,12 +37,10 @@ from fairflare.core.types import Training
 from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.cropping import CroppedData
-from fairflare.datasets.kinds.domains import OverDomains
+from fairflare.datasets.kinds.domains import CroppedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.readers import digit_files
-from fairflare.datasets.readers.class_folders import images_in
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset
 

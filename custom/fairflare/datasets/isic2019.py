@@ -27,8 +27,7 @@ from typing import Literal
 import numpy as np
 
 from fairflare.core.errors import DataError
-from fairflare.datasets.kinds.quality import QualityShift
-from fairflare.datasets.readers.quality_tables import read_rows
+from fairflare.datasets.kinds.quality import QualityShift, read_rows
 
 METADATA = "ISIC_2019_Training_Metadata.csv"
 SEXES = ("female", "male")

@@ -26,11 +26,9 @@ from fairflare.core.types import Training
 from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import OverDomains
-from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.kinds.domains import FlippedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
-from fairflare.datasets.readers.class_folders import images_in
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset
 

@@ -149,8 +149,7 @@ class SeerProstate(TableTask, OnDisk):
 
     def n_features(self) -> int:
         """As many as the files have numbers and values of categories; reads them."""
-        table = self.table()
-        return table.numbers.shape[1] + table.plain.shape[1]
+        return self.table().n_features
 
     def table(self, own: SiteConfig | None = None) -> Table:
         """All patients; their attributes are race and sex."""

@@ -14,7 +14,7 @@ from PIL import Image
 from fairflare.core.errors import UserError
 from fairflare.data.readers.geometry import geometry_of
 from fairflare.data.readers.masks import pixel_values, restored
-from fairflare.datasets.readers import heart
+from fairflare.datasets import heart
 from fairflare.inference import atomic_output as whole
 from fairflare.inference.atomic_output import whole_folder
 from fairflare.inference.loaded_run import open_run
