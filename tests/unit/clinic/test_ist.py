@@ -21,8 +21,8 @@ from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.tasks import load
 from fairflare.report.write import write_report
+from fairflare.tasks.metrics import auc
 from fairflare.tasks.preflight import preflight
-from fairflare.tasks.scores import auc
 
 AFTERWARDS = ("ID14", "FDEAD", "OCCODE", "DIED", "TD")
 PREDICTED = ("EXPDD14", "EXPDD6", "EXPDDD")

@@ -14,7 +14,7 @@ from fairflare.datasets.covid_brazil import CovidBrazil
 from fairflare.datasets.ctg import Ctg
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
-from fairflare.tasks.scores import auc
+from fairflare.tasks.metrics import auc
 
 
 def folder_with(file, monkeypatch):

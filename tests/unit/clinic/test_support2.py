@@ -39,7 +39,7 @@ def test_nothing_that_tells_the_outcome_is_there():
 
 def test_no_feature_alone_predicts_the_outcome():
     """A leak like the length of stay would."""
-    from fairflare.tasks.scores import auc
+    from fairflare.tasks.metrics import auc
 
     died = support2.outcomes("hospital_death") == 1
     for column in support2.numbers_of().T:

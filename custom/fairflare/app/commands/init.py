@@ -17,7 +17,7 @@ from fairflare.core.errors import UserError
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
-    from fairflare.app.intake.ask import Reading
+    from fairflare.app.intake.found import Reading
     from fairflare.app.progress import Counter
 
 LEVEL = "LEVEL"
@@ -61,8 +61,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     from fairflare.app.progress import Counter
 
     with Counter("looking at the data") as counter:
-        from fairflare.app.intake.ask import refuse
-        from fairflare.app.intake.found import Choices
+        from fairflare.app.intake.found import Choices, refuse
         from fairflare.app.intake.look import look
         from fairflare.app.intake.show import lines, summary
         from fairflare.app.intake.write import contents, refuse_existing, write

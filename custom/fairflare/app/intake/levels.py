@@ -13,8 +13,7 @@ from statistics import median
 
 import pandas as pd
 
-from fairflare.app.intake.ask import Reading
-from fairflare.app.intake.found import MOST_CLASSES, Choices
+from fairflare.app.intake.found import MOST_CLASSES, Choices, Reading
 from fairflare.app.intake.words import (
     looks_numbered,
     mostly,

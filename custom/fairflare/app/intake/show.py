@@ -13,8 +13,7 @@ from typing import Any
 
 from fairflare.app.intake.found import Found
 from fairflare.app.intake.look import Proposal
-from fairflare.app.intake.preview import lines_of
-from fairflare.app.intake.write import attributes, sizes
+from fairflare.app.intake.write import attributes, lines_of, sizes
 from fairflare.core.order import some
 
 WIDTH = 80

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.types import SiteData
 from fairflare.functional.resampling import Array
-from fairflare.tasks import scores
+from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ClassCases(Cases):
     @cached_property
     def confusion(self) -> npt.NDArray[np.int64]:
         """(C, C): row = true class, column = predicted class."""
-        return scores.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
+        return metrics.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -81,8 +81,8 @@ class ClassCases(Cases):
 
     @cached_property
     def wins(self) -> Array:
-        """See ``scores.wins``."""
-        return scores.wins(self.probabilities.numpy(), self.targets.numpy())
+        """See ``metrics.wins``."""
+        return metrics.wins(self.probabilities.numpy(), self.targets.numpy())
 
 
 @dataclass(frozen=True)

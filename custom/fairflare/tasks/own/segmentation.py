@@ -36,7 +36,7 @@ class Segmentation(OwnImages):
         size: edge in pixels that images and masks are resampled to, 16..1024; the package's networks fill an edge that
             is no multiple of 16 up to one with zeros, inside, and cut their output back.
         channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.own_data_set``.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units

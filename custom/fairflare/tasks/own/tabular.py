@@ -68,7 +68,7 @@ class Tabular(OwnData):
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
-        build_data: "module.function" that builds a site's data in place of a table, see ``tasks.own_data_set``; its
+        build_data: "module.function" that builds a site's data in place of a table, see ``tasks.kinds.own``; its
             inputs then have as many numbers as ``features`` has names.
         model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         data_seed: of the split; >= 0.
