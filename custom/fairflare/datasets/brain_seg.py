@@ -182,15 +182,9 @@ class BrainSeg(DeviceShift):
     classes = CHANNELS
     primary = "Dice score of the worst site"
     presets = {
-        "small": Preset(
-            "6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop", {}, SMALL),
         "medium": Preset(
-            "as small, with 1,200 images and 40 rounds; an hour on a laptop, minutes on a GPU",
-            {"images": 1200},
-            MEDIUM,
+            "as small, with 1,200 images and 40 rounds; an hour on a laptop, minutes on a GPU", {"images": 1200}, MEDIUM
         ),
         "paper": Preset(
             "the papers' setting: 384 pixels, their U-Net with BatchNorm, 200 rounds; for a GPU",

@@ -61,11 +61,7 @@ class Fundus(MasksOnDisk):
     simulated = "nothing; sites are public collections, each with its camera, rather than hospitals"
     classes = ("disc", "cup")
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop; needs the files",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop; needs the files", {}, SMALL),
         "paper": Preset(
             "Fed-LWR's setting: 384 pixels, U-Net with BatchNorm; needs the files and a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},

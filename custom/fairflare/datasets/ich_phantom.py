@@ -215,14 +215,7 @@ class IchPhantom(Task):
         ),
         "paper": Preset(
             "the papers' setting: 20 sites, 4 of them with noise, 224 pixels, ResNet-18, 300 rounds; for a GPU",
-            {
-                "n_sites": 20,
-                "corrupted": 4,
-                "images": 5000,
-                "size": 224,
-                "model": "resnet18",
-                "augment": True,
-            },
+            {"n_sites": 20, "corrupted": 4, "images": 5000, "size": 224, "model": "resnet18", "augment": True},
             Training(rounds=300, batch_size=32, optimizer="adam", lr=3e-4, weight_decay=5e-4, logit_tau=1.0),
         ),
     }

@@ -248,11 +248,7 @@ class Prostate(MasksOnDisk):
     simulated = "nothing; some sites of layout=fed-ce are public collections rather than hospitals"
     classes = ("prostate",)
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop; needs the files",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop; needs the files", {}, SMALL),
         "paper": Preset(
             "Fed-LWR's setting: 384 pixels, U-Net with BatchNorm, splits 6:2:2; needs the files and a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},

@@ -150,11 +150,7 @@ BALANCED_ACCURACY = Metric(
     interval=_recalls_interval,
     of_classes=True,
 )
-MACRO_F1 = Metric(
-    "macro_f1",
-    label="F1 score (macro)",
-    value=lambda cases: macro_f1(cases.confusion),
-)
+MACRO_F1 = Metric("macro_f1", label="F1 score (macro)", value=lambda cases: macro_f1(cases.confusion))
 area = partial(Metric, chance=_half, flat=True, interval=_auc_interval, of_classes=True)
 AUC_OVO = area(
     "auc_ovo",

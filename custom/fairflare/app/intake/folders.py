@@ -212,13 +212,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     examples = [
         Example(site, path, label, split, patient, about)
         for site, path, label, split, patient, about in zip(
-            sites,
-            inside["image"],
-            inside[role.label],
-            inside[SPLIT],
-            patients,
-            abouts(inside, chosen),
-            strict=True,
+            sites, inside["image"], inside[role.label], inside[SPLIT], patients, abouts(inside, chosen), strict=True
         )
     ]
     notes = _note(odd, "lie at another depth than the others and are left out")

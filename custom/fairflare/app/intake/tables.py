@@ -331,12 +331,7 @@ def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict
 
 
 def _images(
-    files: Files,
-    table: pd.DataFrame,
-    columns: Sequence[str],
-    image: str,
-    index: Mapping[str, str],
-    chosen: Choices,
+    files: Files, table: pd.DataFrame, columns: Sequence[str], image: str, index: Mapping[str, str], chosen: Choices
 ) -> Found:
     role = _roles(table, columns, chosen)
     mask = "" if chosen.kind == IMAGES.name else _column_of_files(table, columns, index, masks=True)

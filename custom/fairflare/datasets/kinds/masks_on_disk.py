@@ -82,11 +82,7 @@ def dealt(names: Collection[str], val: float, test: float, seed: int) -> dict[st
     ordered = sorted(names)
     n_val, n_test = (max(1, round(share * len(ordered))) if share else 0 for share in (val, test))
     shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
-    parts = {
-        "train": shuffled[n_val + n_test :],
-        "val": shuffled[:n_val],
-        "test": shuffled[n_val : n_val + n_test],
-    }
+    parts = {"train": shuffled[n_val + n_test :], "val": shuffled[:n_val], "test": shuffled[n_val : n_val + n_test]}
     return {split: sorted(part) for split, part in parts.items()}
 
 

@@ -44,7 +44,7 @@ class Script(OwnData):
     simulated = "nothing"
     suffixes = ("",)
     presets = {
-        "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10)),
+        "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10))
     }
 
     datalists: str = ""

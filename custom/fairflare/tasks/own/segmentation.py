@@ -51,11 +51,7 @@ class Segmentation(OwnImages):
     title = "Segmentation of your own images"
     kind = MASKS
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop", {}, SMALL),
         "paper": Preset(
             "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
