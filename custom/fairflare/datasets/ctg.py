@@ -101,7 +101,6 @@ class Ctg(TableTask, OnDisk):
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """Of ``label``."""
         return CLASSES[self.label]
 
     def n_features(self) -> int:

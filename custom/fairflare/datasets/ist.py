@@ -193,7 +193,6 @@ class Ist(CentreTask):
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """Of ``outcome``."""
         return ("survived", "died") if self.outcome == "death" else ("independent", "dependent or dead")
 
     def columns(self) -> tuple[str, ...]:

@@ -139,7 +139,6 @@ class SeerProstate(TableTask, OnDisk):
 
     @property
     def natural_groups(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """The years."""
         return _parts(self.years, ",")
 
     def columns(self, features: str) -> tuple[str, ...]:

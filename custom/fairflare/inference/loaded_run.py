@@ -133,7 +133,6 @@ def open_run(
 def _model_of(
     parts: Parts, site: str, shared: StateDict, models: Mapping[str, StateDict], place: Path, best: bool
 ) -> tuple[StateDict, str]:
-    """The model that ``site`` uses, and whose it is."""
     if site and parts.has_personal:
         name = f"{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}"
         path = site_file(place, site, name)

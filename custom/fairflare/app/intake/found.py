@@ -253,7 +253,6 @@ def check_texts(found: Found) -> None:
 
 
 def root_name(root: Path) -> str:
-    """The name of the one site whose folder is ``root``."""
     return site_name(root.resolve().name or "site")
 
 

@@ -24,7 +24,6 @@ MOST_EXAMPLES = 12
 
 
 def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
-    """For a program."""
     found = proposal.found
     return {
         "folder": str(root),
@@ -43,7 +42,6 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 
 
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
-    """For a person."""
     found = proposal.found
     shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
     if not found.form.masks and len(found.classes) == 2:

@@ -46,7 +46,6 @@ class OverDomains:
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def domains(self) -> dict[str, str]:
-        """What each site holds."""
         return {site: self.domain(site) for site in self.sites()}
 
     def domain(self, site: str) -> str:

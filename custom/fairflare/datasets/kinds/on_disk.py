@@ -107,5 +107,4 @@ class ImagesOnDisk(OnDisk):
         )
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The first ``limit`` of ``items``."""
         return items if self.limit is None else items[: self.limit]

@@ -297,7 +297,6 @@ class QualityShift(ImagesOnDisk):
         return self.corrupted > 0 and not self.variant(root).is_dir()
 
     def lacks_corrupted_tests(self, root: Path) -> bool:
-        """Whether no corrupted test set is there."""
         return not any(self.test_folder(root, s).is_dir() for s in SEVERITIES)
 
     def site_corrupted(

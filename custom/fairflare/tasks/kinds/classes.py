@@ -38,7 +38,6 @@ class ClassCases(Cases):
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.outputs.shape[1]
 
     @cached_property

@@ -80,7 +80,6 @@ class Script(OwnData):
 
     @property
     def module(self) -> str:
-        """The script's module."""
         return self.script.rpartition(".")[0]
 
     def network(self) -> nn.Module:
