@@ -200,7 +200,6 @@ class BrainSeg(DeviceShift):
     std = (0.25,)
 
     def image(self, i: int, device: Scanner) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 (1, size, size) and masks of the three tissues, uint8 (3, size, size)."""
         rng = np.random.default_rng(derive(self.data_seed, self.name, "patient", i))
         image, masks = subject(self.size, device.proton, rng)
         return scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks

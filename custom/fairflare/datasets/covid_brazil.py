@@ -229,11 +229,9 @@ class CovidBrazil(TableTask, OnDisk):
     data_seed: int = 2024
 
     def n_features(self) -> int:
-        """24 or 30."""
         return FEATURES[self.features]
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race, white, sex and age."""
         return table_of(read_patients(self.needed(self.root(own) / FILE).resolve()), self.features)
 
 

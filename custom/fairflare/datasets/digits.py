@@ -287,15 +287,12 @@ class Digits(OverDomains, Task):
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def check_data(self) -> None:
-        """See ``check_files``."""
         check_files()
 
     def network(self) -> nn.Module:
-        """Images (N, 3, 32, 32) -> logits (N, 10)."""
         return networks.build(self.model, len(MEAN), len(self.classes))
 
     def image_inputs(self) -> ImageInputs:
-        """Files of 8 bits, resampled to 32 pixels."""
         return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
 
     def table_sets(self) -> dict[str, str]:
@@ -303,11 +300,9 @@ class Digits(OverDomains, Task):
         return {domain: domain for domain in DOMAINS}
 
     def drawn(self) -> tuple[str, ...]:
-        """Who has which handwriting, and how the generated images look."""
         return PARTITION, SPLIT, RENDERING
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images, drawn now or before, see ``simulated.cache``."""
         domain, rows = self.domain(site), self.rows(site)
         splits = kept_splits(self, site, lambda part: Split(*self._drawn(domain, rows[part])))
         kind = CroppedData if self.augment else TensorData
@@ -339,7 +334,6 @@ class Digits(OverDomains, Task):
         return numbers_in(domain, self.data_seed)[: self.test_images]
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """One per domain, named after it."""
         kept = rendered(self, "tests", self._tests)
         return tuple(TestSet(d, False, kept[d], kept[f"{d} targets"], MEAN, STD) for d in DOMAINS)
 

@@ -358,6 +358,5 @@ class FundusPhantom(DeviceShift):
     images: Images = 600
 
     def image(self, i: int, device: Camera) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 (3, size, size) red, green and blue, and masks of disc and cup, uint8 (2, size, size)."""
         image, masks = eye(self.size, np.random.default_rng(derive(self.data_seed, self.name, "patient", i)))
         return photographed(image, device, derive(self.data_seed, self.name, "photograph", i)), masks

@@ -124,11 +124,9 @@ class Heart(CentreTask):
         expect("scaling", self.scaling == "centre" or self.protocol == "flamby", "centre", self.scaling)
 
     def initial_seed(self, seed: int) -> int:
-        """The run's own seed with ``reference``."""
         return seed if self.reference else super().initial_seed(seed)
 
     def site_data(self, site: str) -> TensorData:
-        """The centre's patients."""
         data = super().site_data(site)
         if self.scaling == "pooled":
             data.splits["train"] = self._pooled_scaling(site, data)
@@ -146,7 +144,6 @@ class Heart(CentreTask):
         return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
     def centres(self) -> Centres:
-        """The patients that the protocol keeps; their attributes are sex and age."""
         return _flamby() if self.protocol == "flamby" else _full()
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -160,7 +157,6 @@ class Heart(CentreTask):
         return Scaling(mean, mean, sd)
 
     def table_inputs(self) -> TableInputs:
-        """The files' columns by their names, see ``COLUMNS``; the diagnosis is not needed."""
         return inputs_of(self.protocol)
 
 

@@ -256,7 +256,6 @@ class IchPhantom(Task):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        """ "clean", or the corruption and its severity for the last sites; and which one is the free rider."""
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         if self.free_rider:
@@ -264,21 +263,17 @@ class IchPhantom(Task):
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, 5)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         return networks.build(self.model, len(NORMS[self.model][0]), len(self.classes), **options)
 
     def image_inputs(self) -> ImageInputs:
-        """Grey files of 8 bits, as the images are drawn."""
         mean, std = NORMS[self.model]
         return ImageInputs(Reader(self.size, 1), tuple(mean), tuple(std))
 
     def drawn(self) -> tuple[str, ...]:
-        """Everything."""
         return PARTITION, SPLIT, RENDERING
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images, rendered now or before, see ``simulated.cache``."""
         mean, std = NORMS[self.model]
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
@@ -301,7 +296,6 @@ class IchPhantom(Task):
         return {"train": np.sort(train), "val": np.sort(val), "test": test}
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """One pool of images, clean and at every severity of the corruption; its patients are at no site."""
         kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]
         targets = kept.pop("targets")
         return tuple(TestSet(name, name != "clean", images, targets, *norm) for name, images in kept.items())

@@ -52,7 +52,6 @@ class Isic2019(QualityShift):
     def described(
         self, root: Path, name: Literal["train", "test"], ids: Sequence[str]
     ) -> tuple[Sequence[dict[str, str]], np.ndarray]:
-        """Sex and age group of each image, and the same number for images of one lesion, from the metadata."""
         path = root / self.folder / METADATA
         if not path.exists():
             return super().described(root, name, ids)

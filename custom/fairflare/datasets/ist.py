@@ -200,7 +200,6 @@ class Ist(CentreTask):
         return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
     def centres(self) -> Centres:
-        """The patients; their attributes are sex, age, consciousness and stroke type."""
         return _centres(self.sites_by, self.least, self.outcome, self.columns())
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -212,7 +211,6 @@ class Ist(CentreTask):
         return Scaling(mean, mean, sd)
 
     def table_inputs(self) -> TableInputs:
-        """The trial's columns by their names; a missing number of a new patient becomes the mean."""
         numbers, plain = made_of(self.columns())
         known = {name: values for name, values in _codes().items() if name in self.columns()}
         fixed = self.scaled_by(np.empty((0, 0))) if self.scaling == "shared" else None

@@ -276,25 +276,21 @@ class Prostate(MasksOnDisk):
         return (0.5 / SPAN,) if self.layout == "saml" else (1.0,)
 
     def sites(self) -> dict[str, str]:
-        """The institutions or collections of the layout."""
         return dict(SAML if self.layout == "saml" else FED_CE)
 
     def reader(self) -> Reader:
-        """Of slices of volumes, or of 2D images with grey masks."""
         values = {"prostate": (1,)}
         if self.layout == "saml":
             return SliceReader(self.size, self.channels, values, foreground=self.slices == "foreground")
         return GreyMaskReader(self.size, self.channels, values)
 
     def check_data(self) -> None:
-        """Look for every site's files, without opening volumes or images."""
         if self.layout == "fed-ce":
             return super().check_data()
         for site in self.sites():
             self._cases(self.root(), site)
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's slices; with layout=saml its segmentations are opened to find those with prostate."""
         return complete(site, self._of_volumes(root, site) if self.layout == "saml" else self._of_lists(root, site))
 
     def _of_volumes(self, root: Path, site: str) -> dict[str, list[Item]]:

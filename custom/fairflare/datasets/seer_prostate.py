@@ -147,11 +147,9 @@ class SeerProstate(TableTask, OnDisk):
         return found if features == "paper" else tuple(name for name in found if name not in LEAKS)
 
     def n_features(self) -> int:
-        """As many as the files have numbers and values of categories; reads them."""
         return self.table().n_features
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race and sex."""
         folder = self.needed(self.root(own) / FOLDER)
         names = [f"{year}.xlsx" for year in self.natural_groups] or sorted(
             path.name for path in folder.glob("*.xlsx") if not path.name.startswith(("~", "."))

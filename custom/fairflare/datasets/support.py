@@ -105,13 +105,11 @@ class Support(TableTask, OnDisk):
     data_seed: int = 2024
 
     def n_features(self) -> int:
-        """28; as many as the file has for "paper", which is read for it."""
         if self.features == "paper":
             return self.table().plain.shape[1]
         return len(NUMBERS) + sum(map(len, CATEGORIES.values()))
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race, black and sex."""
         root = self.root(own)
         file = next((file for file in FILES if (root / file).exists()), FILES[0])
         return _table(self.needed(root / file).resolve(), self.features)

@@ -128,11 +128,9 @@ class Support2(TableTask):
     data_seed: int = 2024
 
     def n_features(self) -> int:
-        """46."""
         return N_FEATURES
 
     def table_inputs(self) -> TableInputs:
-        """The cohort's columns by their names."""
         return TableInputs(
             numbers=MADE_NUMBERS,
             plain=MADE_FLAGS,
@@ -141,7 +139,6 @@ class Support2(TableTask):
         )
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race and sex."""
         return table_of(self.label)
 
 

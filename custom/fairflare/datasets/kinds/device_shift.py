@@ -100,28 +100,23 @@ class DeviceShift(Task):
         """What ``device`` makes of patient ``i``: uint8 (channels, size, size), and the masks uint8 (C, size, size)."""
 
     def sites(self) -> dict[str, str]:
-        """The device of each site, and which one is the free rider."""
         words = [device.words for device in self.devices[: self.n_sites]]
         if self.free_rider:
             words[self.free_rider - 1] += f"; {REMARK}"
         return {f"site-{k}": kind for k, kind in enumerate(words, start=1)}
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, C, size, size)."""
         return networks.build(self.model, len(self.mean), len(self.classes), norm=self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        """Files as the images are drawn: 8 bits, as many channels as ``mean`` has."""
         values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
         reader = Reader(self.size, len(self.mean), values)
         return ImageInputs(reader, tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
-        """The patients and their images; how many a site has is fixed."""
         return SPLIT, RENDERING
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images and masks, rendered now or before, see ``simulated.cache``."""
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
             rows = with_one_image(rows)

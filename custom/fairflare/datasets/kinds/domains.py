@@ -81,7 +81,6 @@ class CroppedData(TensorData):
     """``TensorData`` of colour images, each of which is moved by -4..4 pixels along either axis in training."""
 
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """As ``TensorData.training``, then one random crop per image; bit for bit a function of ``seed``."""
         generator = torch.Generator().manual_seed(derive(seed, "crop"))
         black = normalised(torch.zeros(1, 3, 1, 1, device=self.device), self.mean, self.std)
         for batch in super().training(batch_size, seed):
@@ -110,7 +109,6 @@ class FlippedData(TensorData):
     """``TensorData`` of images with a class each, half of which are mirrored left to right in training."""
 
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """As ``TensorData.training``, then a flip of each image or none; bit for bit a function of ``seed``."""
         generator = torch.Generator().manual_seed(derive(seed, "flip"))
         for batch in super().training(batch_size, seed):
             yield batch._replace(inputs=flipped(batch.inputs, generator))

@@ -61,11 +61,9 @@ class MasksOnDisk(ImagesOnDisk):
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def drawn(self) -> tuple[str, ...]:
-        """The splits that the data set leaves open."""
         return (OPEN_SPLIT,)
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
         return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
 

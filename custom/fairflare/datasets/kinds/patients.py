@@ -137,7 +137,6 @@ class TableTask(Task):
         """Columns of ``numbers`` and ``plain`` together."""
 
     def sites(self) -> dict[str, str]:
-        """The natural group of each site, how skewed the split is, or both; known without the table."""
         skew = f"label skew, alpha {self.alpha:g}"
         if self.sites_by == DIRICHLET:
             kinds = [skew] * self.n_sites
@@ -148,23 +147,18 @@ class TableTask(Task):
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        """Features (N, F) -> logits (N, classes)."""
         return networks.build(self.model, self.n_features(), len(self.classes))
 
     def drawn(self) -> tuple[str, ...]:
-        """The splits; who is at which site, unless the sites are natural groups."""
         return (SPLIT,) if self.sites_by == self.natural else (PARTITION, SPLIT)
 
     def check_data(self) -> None:
-        """Read the table."""
         self.table()
 
     def site_data(self, site: str) -> TensorData:
-        """The site's patients, with their sensitive attributes."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's patients out of the table that lies where ``own`` says."""
         table, rows = self.table(own), self.rows(site, own)
         scaled = Scaling.of(table.numbers[rows["train"]])
         splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
@@ -319,7 +313,6 @@ class CentreTask(Task):
         """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
 
     def sites(self) -> dict[str, str]:
-        """The centres."""
         return dict(self.centres().kinds)
 
     def network(self) -> nn.Module:
@@ -331,7 +324,6 @@ class CentreTask(Task):
         return dict(self.centres().rows[site])
 
     def site_data(self, site: str) -> TensorData:
-        """The centre's patients, with their sensitive attributes."""
         table, rows = self.centres(), self.rows(site)
         scaled = self.scaled_by(table.numbers[rows["train"]])
         splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}

@@ -223,22 +223,18 @@ class QualityShift(ImagesOnDisk):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        """ "clean", or the corruption and its severity for the last sites."""
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        """Images (N, 3, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         return networks.build(self.model, len(self.mean), len(self.classes), **options)
 
     def drawn(self) -> tuple[str, ...]:
-        """What a site sets aside; the split over sites is the papers', or the file's."""
         return (SPLIT,)
 
     def reader(self) -> Reader:
-        """Three channels, as the papers open them."""
         return Reader(self.size, len(self.mean))
 
     def table_sets(self) -> dict[str, str]:
@@ -246,12 +242,10 @@ class QualityShift(ImagesOnDisk):
         return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
 
     def check_data(self) -> None:
-        """Look for every site's images and the shared ones."""
         super().check_data()
         self.shared_items(self.root())
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's images: from ``train/clean``, or from the folder of the corrupted variant."""
         if self.is_clean(site):
             return self.clean_items(root, site)
         if self.lacks_corrupted(root):
@@ -265,7 +259,6 @@ class QualityShift(ImagesOnDisk):
         return self._items_in(root, site, self.needed(root / self.folder / "train" / "clean"))
 
     def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
-        """The images of ``test.csv``, clean and at those severities whose folders are there; none is at a site."""
         folders = {"clean": self.needed(root / self.folder / "test" / "clean")}
         every = {f"{self.corruption} {s}": self.test_folder(root, s) for s in SEVERITIES}
         folders |= {name: folder for name, folder in every.items() if folder.is_dir()}

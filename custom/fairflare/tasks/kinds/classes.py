@@ -98,19 +98,15 @@ class Classes(TaskKind):
     targets: ClassVar[str] = "classes (N,)"
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """See ``local_objective``."""
         return local_objective(class_counts, logit_tau)
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> ClassCases:
-        """See ``ClassCases``."""
         return ClassCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: ClassCases) -> float:
-        """Mean cross-entropy."""
         return float(F.cross_entropy(cases.logits, cases.targets))
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        """The likeliest class, and the probability of each."""
         return named_classes(outputs.double().softmax(1).numpy(), classes)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:

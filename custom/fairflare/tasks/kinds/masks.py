@@ -111,7 +111,6 @@ class MaskCases(Cases):
 
     @property
     def finite(self) -> bool:
-        """Whether all logits were."""
         return bool(soft_loss(self.outputs, self.targets).mean().isfinite())
 
     @cached_property
@@ -143,24 +142,19 @@ class Segmentation(TaskKind):
         return dice_loss
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``condensed``."""
         return condensed(outputs, targets)
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> MaskCases:
-        """See ``MaskCases``."""
         return MaskCases(outputs.cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: MaskCases) -> float:
-        """Mean of ``soft_loss``."""
         return float(soft_loss(cases.outputs, cases.targets).mean())
 
     def names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """The mean Dice, and each structure's."""
         first, *others = super().names(classes)
         return (first, *(f"{STRUCTURE}{name}" for name in classes), *others)
 
     def metric(self, name: str) -> Metric:
-        """Of "dice_NAME": the mean Dice of structure NAME alone."""
         if not name.startswith(STRUCTURE):
             return super().metric(name)
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)

@@ -81,20 +81,16 @@ class OwnData(Task):
         return found
 
     def sites(self) -> dict[str, str]:
-        """The sites of ``site_names``."""
         return dict.fromkeys(self._names(), "own data")
 
     def check_data(self) -> None:
-        """Every site's list is there, where this machine is to have them all."""
         for site in self.sites() if self.datalists and not self.build_data else ():
             self._list_of(site)
 
     def site_data(self, site: str) -> TensorData:
-        """The site's examples, from the folder of all sites' lists."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's examples, where its own configuration says they are; no image is read yet."""
         own = self.located(site, own)
         if self.build_data:
             return built_data(self, self.build_data, own)

@@ -81,11 +81,9 @@ class Classification(OwnImages):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         shape = (self.channels, self.size, self.size)
         return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
 
     def reader(self) -> Reader:
-        """Images with their class."""
         return Reader(self.size, self.channels, window=self.window)

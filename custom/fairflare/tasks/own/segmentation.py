@@ -101,11 +101,9 @@ class Segmentation(OwnImages):
         return {name: found[name] for name in self.classes}, background
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
         shapes = (self.channels, *edges), (len(self.classes), *edges)
         return own_network.build(self.model, *shapes, norm=self.norm, padding=-self.size % MULTIPLE)
 
     def reader(self) -> Reader:
-        """Images with their masks."""
         return Reader(self.size, self.channels, *self.values(), self.window)
