@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fairflare.app.cli import main
-from fairflare.datasets.readers import heart
+from fairflare.datasets import heart
 
 
 def call(capsys, *arguments):

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import five_layouts  # noqa: E402
 from fairflare.app.cli import main  # noqa: E402
-from fairflare.datasets.readers import heart  # noqa: E402
+from fairflare.datasets import heart  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.report.values import text  # noqa: E402
 from five_layouts import Case  # noqa: E402

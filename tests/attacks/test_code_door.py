@@ -19,7 +19,7 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.engine.setup import tasks
 from fairflare.networks import monai_networks
 from fairflare.networks import own as own_network
-from fairflare.tasks.own_data_set import built_data
+from fairflare.tasks.kinds.own import built_data
 
 NETS = "monai.networks.nets"
 PLAIN = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}

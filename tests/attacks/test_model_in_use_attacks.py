@@ -16,11 +16,11 @@ from fairflare.core.validation import as_cell
 from fairflare.engine.files import read_tensors
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.state import save_tensors
+from fairflare.inference.adjustment import site_file
 from fairflare.inference.apply import RESULTS, _write
 from fairflare.inference.atomic_output import check
 from fairflare.inference.bundle import _check_plain
 from fairflare.inference.loaded_run import open_run
-from fairflare.inference.paths import site_file
 from fairflare.inference.predict import _csv
 from run_folders import call, edit_json, run
 

@@ -31,8 +31,8 @@ from fairflare.functional.resampling import percentile_interval, resamples, weig
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
-from fairflare.tasks import dice
 from fairflare.tasks.kind import resampled
+from fairflare.tasks.kinds import masks
 from fairflare.tasks.kinds.classes import CLASSES
 from run_folders import Dies, call
 
@@ -58,7 +58,7 @@ class TestUnderResamples:
 
     def test_of_masks_it_is_the_mean_over_cases(self):
         task = tasks.load("brain-seg", "small")
-        outputs, targets = dice.condensed(torch.randn(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) > 0.5).float())
+        outputs, targets = masks.condensed(torch.randn(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) > 0.5).float())
         values = task.measured(outputs, targets, np.ones((1, 9)))
         assert values["dice"][0] == pytest.approx(task.evaluate(outputs, targets)["dice"], abs=1e-12)
 

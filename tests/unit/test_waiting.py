@@ -14,7 +14,6 @@ from PIL import Image
 
 from fairflare.app import display, preflight, waiting
 from fairflare.app.display import Counter, Progress
-from fairflare.app.intake import walk
 from fairflare.app.waiting import Waiting, started, starting
 from fairflare.tasks import preflight as at_site
 
@@ -167,7 +166,7 @@ def test_init_and_preflight_count_what_they_have_read(folder, monkeypatch):
 
     seen: list[tuple] = []
     monkeypatch.setattr(display.Counter, "saw", lambda self, *told: seen.append(told))
-    monkeypatch.setattr(walk, "OFTEN", 1)
+    monkeypatch.setattr("fairflare.app.intake.found.OFTEN", 1)
     assert CliRunner().invoke(cli, ["init", str(folder), "--yes"]).exit_code == 0
     assert seen[-1] == ("files", 47) and [done for _, done in seen] == list(range(48))
     seen.clear()

@@ -72,7 +72,6 @@ class SiteConfig:
 
     @property
     def gpu_numbers(self) -> tuple[int, ...]:
-        """What ``gpus`` names."""
         return tuple(int(number) for number in self.gpus.split(",") if number.strip())
 
 

@@ -101,15 +101,12 @@ class Ctg(TableTask, OnDisk):
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """Of ``label``."""
         return CLASSES[self.label]
 
     def n_features(self) -> int:
-        """25 or 35."""
         return len(MEASURED) + len(ONE_HOT) * (self.features == "paper")
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All segments."""
         root = self.root(own)
         if (root / CSV).is_file() and not (root / EXCEL).exists():
             if self.label != "CLASS":

@@ -37,12 +37,10 @@ from fairflare.core.types import Training
 from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.cropping import CroppedData
-from fairflare.datasets.kinds.domains import OverDomains
+from fairflare.datasets.kinds.domains import CroppedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.readers import digit_files
-from fairflare.datasets.readers.class_folders import images_in
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset
 
@@ -121,19 +119,15 @@ class Digits5(OverDomains, ImagesOnDisk):
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def network(self) -> nn.Module:
-        """Images (N, 3, 32, 32) -> logits (N, 10)."""
         return networks.build(self.model, len(self.mean), len(self.classes))
 
     def drawn(self) -> tuple[str, ...]:
-        """Who has which image."""
         return PARTITION, SPLIT
 
     def reader(self) -> Reader:
-        """Resized to 32 pixels; grey becomes three equal channels."""
         return Reader(SIZE, len(self.mean))
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's part of its domain's training set; the other domains' files are not looked at."""
         k = site_index(site, self.sites())
         found, sites = pool(self, root, self.domain(site))
         members = np.flatnonzero(sites == k % self._per_domain)
@@ -153,7 +147,6 @@ class Digits5(OverDomains, ImagesOnDisk):
         return found
 
     def check_data(self) -> None:
-        """Look for the files of every domain, without opening them."""
         for domain in DOMAINS:
             for split in ("train", "test"):
                 self.files(self.root(), domain, split)

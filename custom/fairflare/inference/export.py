@@ -16,8 +16,7 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.engine.state import save_json, save_text, write_atomically
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.bundle import write_bundle
-from fairflare.inference.card import card
+from fairflare.inference.bundle import card, write_bundle
 from fairflare.inference.deployable_model import WholeModel, whole_model
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about

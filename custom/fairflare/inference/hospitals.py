@@ -152,7 +152,6 @@ def _hash(path: Path) -> str:
 
 
 def _digest(file: Any) -> str:
-    """For Python 3.10."""
     found = hashlib.sha256()
     for block in iter(lambda: file.read(1 << 20), b""):
         found.update(block)

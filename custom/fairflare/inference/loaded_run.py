@@ -22,8 +22,7 @@ from fairflare.engine.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.inference.adjustment import Adjustment, adjustment_of
-from fairflare.inference.paths import site_file
+from fairflare.inference.adjustment import Adjustment, adjustment_of, site_file
 from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
 
@@ -134,7 +133,6 @@ def open_run(
 def _model_of(
     parts: Parts, site: str, shared: StateDict, models: Mapping[str, StateDict], place: Path, best: bool
 ) -> tuple[StateDict, str]:
-    """The model that ``site`` uses, and whose it is."""
     if site and parts.has_personal:
         name = f"{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}"
         path = site_file(place, site, name)

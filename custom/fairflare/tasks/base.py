@@ -60,7 +60,6 @@ class Preset:
             refuse_training(settings)
 
     def settings_of(self, method: str) -> dict[str, object]:
-        """``settings`` as they hold for ``method``."""
         return {**self.settings, **self.by_method.get(method, {})}
 
 

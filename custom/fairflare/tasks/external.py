@@ -83,7 +83,6 @@ def _none_of(split: Split | FileSplit) -> Split:
 
 
 def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | None, label: str) -> Labelled:
-    """The rows of a table that have a label."""
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")

@@ -29,7 +29,7 @@ from fairflare.core.seeds import derive  # noqa: E402
 from fairflare.data.checks import expect  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
-from fairflare.datasets.kinds.centres import TEST, VAL, CentreTask  # noqa: E402
+from fairflare.datasets.kinds.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.tasks.base import SPLIT  # noqa: E402
 
@@ -56,7 +56,7 @@ class Dealt(CentreTask):
         """Split -> places of the site's patients: 30, 10 and 60 per cent for test, validation and training."""
         everyone = np.sort(np.concatenate(list(super().rows(site).values())))
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "deal", site)).permutation(everyone)
-        n_test, n_val = round(TEST * len(everyone)), round(VAL * len(everyone))
+        n_test, n_val = round(TEST_SHARE * len(everyone)), round(VAL_SHARE * len(everyone))
         parts = zip(("test", "val", "train"), np.split(shuffled, (n_test, n_test + n_val)))
         return {split: np.sort(part) for split, part in parts}
 

@@ -14,8 +14,8 @@ from fairflare.app.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
 from fairflare.data.grouping import Grouping
+from fairflare.datasets import heart
 from fairflare.datasets.heart import GAPS, NUMBERS, Heart
-from fairflare.datasets.readers import heart
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts

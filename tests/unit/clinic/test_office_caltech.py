@@ -18,8 +18,8 @@ from fairflare.core.findings import CODES
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds import flipping
-from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.kinds import domains
+from fairflare.datasets.kinds.domains import FlippedData
 from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -213,7 +213,7 @@ def test_half_of_the_training_images_are_mirrored():
 
 def test_a_flip_is_drawn_on_the_cpu_and_done_where_the_images_are():
     images = torch.rand(6, 3, 4, 4)
-    there = flipping.flipped(images.to("meta"), torch.Generator().manual_seed(0))
+    there = domains.flipped(images.to("meta"), torch.Generator().manual_seed(0))
     assert there.device.type == "meta" and there.shape == images.shape
 
 

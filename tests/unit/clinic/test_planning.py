@@ -16,13 +16,12 @@ from fairflare.app.options import plan_pairs
 from fairflare.app.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training
-from fairflare.data.linear_or_network import network_gain
 from fairflare.data.table_fingerprint import TableFingerprint
 from fairflare.data.tensors import Split
 from fairflare.engine.setup import plans, tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint, network_gain
 from fairflare.tasks.planning import cautions, plan
 
 

@@ -17,8 +17,8 @@ from fairflare.app.cli import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
+from fairflare.datasets import prostate
 from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
-from fairflare.datasets.readers import volumes
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.preflight import preflight
 
@@ -139,8 +139,8 @@ def test_the_network_gets_z_scores_and_merged_zones(saml):
 
 def test_a_volume_is_opened_once(saml, monkeypatch):
     opened = []
-    real = volumes.standardised
-    monkeypatch.setattr(volumes, "standardised", lambda path: (opened.append(path.name), real(path))[1])
+    real = prostate.standardised
+    monkeypatch.setattr(prostate, "standardised", lambda path: (opened.append(path.name), real(path))[1])
     data = Prostate(size=32).local_data("HK", SiteConfig(data_root=str(saml), cache_rate=0.0))
     assert not opened
     for seed in (0, 1):

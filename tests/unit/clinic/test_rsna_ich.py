@@ -15,7 +15,7 @@ from fairflare.app.cli import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.datasets.kinds import quality
-from fairflare.datasets.readers.quality_tables import read_partition
+from fairflare.datasets.kinds.quality import read_partition
 from fairflare.datasets.rsna_ich import RsnaIch
 from fairflare.datasets.simulated import corruptions
 from fairflare.engine.setup.tasks import load

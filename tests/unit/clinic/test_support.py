@@ -13,7 +13,7 @@ from cases import each
 from fairflare.app.cli import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.readers import cohort
+from fairflare.datasets import support2
 from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
@@ -67,7 +67,7 @@ def folder(shared, monkeypatch):
 def test_what_is_known_without_the_file(monkeypatch):
     monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
     assert list(load("support").sites().values()) == ["label skew, alpha 0.1"] * 2
-    assert list(load("support", "dzclass").sites().values()) == list(cohort.DISEASE_CLASSES)
+    assert list(load("support", "dzclass").sites().values()) == list(support2.DISEASE_CLASSES)
     assert load("support").network()(torch.zeros(3, 28)).shape == (3, 2)
     assert load("support").grouping("label+black").names[1] == "survived, black"
     with pytest.raises(MissingData):  # the file decides how many columns there are
@@ -97,7 +97,7 @@ def test_sites_by_disease_class_with_and_without_skew(folder):
     for task, per_class in ((load("support", "dzclass"), 1), (skewed, 2)):
         for k, site in enumerate(task.sites()):
             rows = np.concatenate(list(task.rows(site).values()))
-            assert set(dzclass[rows]) == {cohort.DISEASE_CLASSES[k // per_class]}
+            assert set(dzclass[rows]) == {support2.DISEASE_CLASSES[k // per_class]}
 
 
 def test_the_same_twice_and_another_with_another_seed(folder):

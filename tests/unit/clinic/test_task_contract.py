@@ -16,7 +16,7 @@ from fairflare.core.errors import UserError
 from fairflare.data.grouping import Grouping
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import every, load
-from fairflare.tasks.dice import dice_loss
+from fairflare.tasks.kinds.masks import dice_loss
 
 SMALL = {
     "brain-seg": dict(n_sites=2, images=48, size=32),

@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
 from fairflare.core.errors import UserError
-from fairflare.inference.refit import cross_fitted
+from fairflare.inference.external import cross_fitted
 from model_use import call, reported, rows, run
 from own_folder import write_images, write_tables
 

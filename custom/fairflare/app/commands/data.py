@@ -29,7 +29,7 @@ from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
     from fairflare.app.display import Counter
-    from fairflare.app.intake.ask import Reading
+    from fairflare.app.intake.found import Reading
 
 LEVEL = "LEVEL"
 LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
@@ -71,8 +71,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     from fairflare.app.display import Counter
 
     with Counter("looking at the data") as counter:
-        from fairflare.app.intake.ask import refuse
-        from fairflare.app.intake.found import Choices
+        from fairflare.app.intake.found import Choices, refuse
         from fairflare.app.intake.look import look
         from fairflare.app.intake.show import lines, summary
         from fairflare.app.intake.write import contents, refuse_existing, write

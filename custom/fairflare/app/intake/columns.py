@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairflare.app.intake.ask import Reading
-from fairflare.app.intake.dates import is_date, of_sites
-from fairflare.app.intake.found import Choices, is_missing
-from fairflare.app.intake.groups import bare
-from fairflare.app.intake.words import NO, YES, known_after, split_word
+from fairflare.app.intake.found import Choices, Reading, is_missing
+from fairflare.app.intake.labels import bare
+from fairflare.app.intake.words import NO, YES, is_date, known_after, of_sites, split_word
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown

@@ -13,17 +13,8 @@ from statistics import median
 
 import pandas as pd
 
-from fairflare.app.intake.ask import Reading
-from fairflare.app.intake.found import MOST_CLASSES, Choices
-from fairflare.app.intake.words import (
-    looks_numbered,
-    mostly,
-    says_class,
-    says_mask,
-    says_patient,
-    says_site,
-    says_view,
-)
+from fairflare.app.intake.found import MOST_CLASSES, Choices, Reading
+from fairflare.app.intake.words import looks_numbered, mostly, says_class, says_mask, says_patient, says_site, says_view
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted

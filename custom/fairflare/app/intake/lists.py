@@ -14,10 +14,18 @@ import pandas as pd
 
 from fairflare.app.intake import masks
 from fairflare.app.intake.folders import level_table, patients_of
-from fairflare.app.intake.found import SPLITS, Choices, Example, Found, class_names, is_missing, root_name, site_name
-from fairflare.app.intake.groups import group_columns, grouped_by
-from fairflare.app.intake.labels import check_outcome
-from fairflare.app.intake.walk import Files
+from fairflare.app.intake.found import (
+    SPLITS,
+    Choices,
+    Example,
+    Files,
+    Found,
+    class_names,
+    is_missing,
+    root_name,
+    site_name,
+)
+from fairflare.app.intake.labels import check_outcome, group_columns, grouped_by
 from fairflare.core.errors import UserError
 from fairflare.core.order import natural
 from fairflare.core.validation import shown

@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairflare.app.intake.folders import images_in_folders
-from fairflare.app.intake.found import Choices, Found, check_texts
+from fairflare.app.intake.found import Choices, Files, Found, Tell, check_texts, nothing, walk
 from fairflare.app.intake.labels import check_sites_agree
 from fairflare.app.intake.lists import images_in_lists, lists_in
-from fairflare.app.intake.masks import check_sites, pixels
+from fairflare.app.intake.masks import check_sites, pixels, with_slices
 from fairflare.app.intake.splits import patient_key, with_splits
-from fairflare.app.intake.table_files import tables_in
-from fairflare.app.intake.tables import examples_in_tables
-from fairflare.app.intake.volumes import with_slices
-from fairflare.app.intake.walk import Files, Tell, nothing, walk
+from fairflare.app.intake.tables import examples_in_tables, tables_in
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from fairflare.app.intake.found import Found
 from fairflare.app.intake.look import Proposal
-from fairflare.app.intake.preview import lines_of
-from fairflare.app.intake.write import attributes, sizes
+from fairflare.app.intake.write import attributes, lines_of, sizes
 from fairflare.core.order import some
 
 WIDTH = 80
@@ -25,7 +24,6 @@ MOST_EXAMPLES = 12
 
 
 def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
-    """For a program."""
     found = proposal.found
     return {
         "folder": str(root),
@@ -44,7 +42,6 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 
 
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
-    """For a person."""
     found = proposal.found
     shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
     if not found.form.masks and len(found.classes) == 2:

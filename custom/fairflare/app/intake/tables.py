@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: rows that name images, rows that name patients of images, or rows that are the examples."""
+"""Tables: rows that name images, rows that name patients of images, or rows that are the examples.
+
+The tables of a folder are read as one, with what their names and folders say of sites and splits.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,31 +16,114 @@ from pathlib import Path, PurePosixPath
 import pandas as pd
 
 from fairflare.app.intake import masks
-from fairflare.app.intake.ask import Reading
 from fairflare.app.intake.columns import as_options, predictors
 from fairflare.app.intake.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.app.intake.found import (
     Choices,
     Example,
+    Files,
     Found,
+    Reading,
     class_names,
     is_missing,
     root_name,
     site_name,
     site_names,
 )
-from fairflare.app.intake.groups import bare, group_columns, grouped_by
-from fairflare.app.intake.labels import check_outcome, same_numbers
+from fairflare.app.intake.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
 from fairflare.app.intake.levels import FOLDER, is_patient_level, roles
-from fairflare.app.intake.table_files import HOME, SITE, SPLIT, rows_of
-from fairflare.app.intake.walk import Files
 from fairflare.app.intake.words import split_word
-from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import in_order, natural, some
 from fairflare.core.validation import shown
 from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem
+from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
+
+KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
+"""A text beside images is seldom a table; one that is named is read."""
+HOME, SITE, SPLIT = "@home", "@site", "@split"
+"""Columns beside a table's own: the folder it lies in, and what its name says."""
+
+
+def tables_in(root: Path) -> list[Path]:
+    """Tables in ``root``, or else in its folders, in natural order; ``root`` itself where it is one."""
+    if root.is_file():
+        return [root]
+    for pattern in ("*", "*/*"):
+        paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
+        paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
+        paths = [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]
+        if paths:
+            return sorted(paths, key=lambda path: natural(str(path)))
+    return []
+
+
+def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
+    """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
+    base = root if root.is_dir() else root.parent
+    named = _named(base, paths)
+    found: list[pd.DataFrame] = []
+    for path, (site, split) in zip(paths, named, strict=True):
+        try:
+            table = read_table(path)
+        except DataError as error:
+            raise UserError(f"init: {error}") from None
+        if table.empty:
+            raise UserError(f"init: {path.name}: expected rows, got none")
+        if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
+            odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
+            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+        table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
+        home = path.parent.relative_to(base).as_posix()
+        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
+    return pd.concat(found, ignore_index=True)
+
+
+def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """The site and the split that each table's name and folder say; "" where they say none.
+
+    Raises:
+        UserError: some names are splits and others are not, or two tables differ in their endings alone.
+    """
+    stems = [path.stem for path in paths]
+    if twins := [name for name, n in Counter(str(path.with_suffix("")) for path in paths).items() if n > 1]:
+        raise UserError(f"init: {Path(twins[0]).name} is there in two formats: leave one of them")
+    parts = [_split_in(stem) for stem in stems]
+    nested = paths[0].parent != base
+    if nested:
+        above = [path.parent.name for path in paths]
+        splits = [split_word(name) for name in above]
+        if all(splits):
+            return [(site_name(stem), split) for stem, split in zip(stems, splits, strict=True)]
+        return [(site_name(name), split_word(stem)) for name, stem in zip(above, stems, strict=True)]
+    if len(paths) == 1:
+        return [("", split_word(stems[0]))]
+    with_split = [bool(split) for _, split in parts]
+    if all(with_split):
+        return [(site_name(rest) if rest else "", split) for rest, split in parts]
+    if any(with_split):
+        odd = next(path.name for path, has in zip(paths, with_split, strict=True) if not has)
+        other = next(path.name for path, has in zip(paths, with_split, strict=True) if has)
+        raise UserError(
+            f"init: {other} is named by a split and {odd} is not: expected tables named by sites or by splits"
+        )
+    return [(site_name(stem), "") for stem in stems]
+
+
+def _split_in(stem: str) -> tuple[str, str]:
+    """ "charite_train" -> ("charite", "training"); ("", split) of a split's name alone; (stem, "") of another."""
+    if word := split_word(stem):
+        return "", word
+    match = re.fullmatch(r"(.+)[_\-. ]([^_\-. ]+)", stem)
+    if match and (word := split_word(match[2])):
+        return match[1], word
+    match = re.fullmatch(r"([^_\-. ]+)[_\-. ](.+)", stem)
+    if match and (word := split_word(match[1])):
+        return match[2], word
+    return stem, ""
+
 
 WORDS = {
     "site": """site hospital centre center institution institute clinic client facility siteid hospitalid centerid
@@ -244,12 +331,7 @@ def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict
 
 
 def _images(
-    files: Files,
-    table: pd.DataFrame,
-    columns: Sequence[str],
-    image: str,
-    index: Mapping[str, str],
-    chosen: Choices,
+    files: Files, table: pd.DataFrame, columns: Sequence[str], image: str, index: Mapping[str, str], chosen: Choices
 ) -> Found:
     role = _roles(table, columns, chosen)
     mask = "" if chosen.kind == IMAGES.name else _column_of_files(table, columns, index, masks=True)

@@ -127,14 +127,7 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
 
 
 def checked_items(
-    file: str,
-    key: str,
-    entries: Sequence[Any],
-    root: Path,
-    *,
-    masks: bool,
-    classes: Sequence[str],
-    links: bool = False,
+    file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, classes: Sequence[str], links: bool = False
 ) -> tuple[list[Item], list[DataError]]:
     """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []

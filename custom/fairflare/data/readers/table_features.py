@@ -51,7 +51,6 @@ class Feature:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it is made of."""
         return (self.column, self.since) if self.since else (self.column,)
 
     @property

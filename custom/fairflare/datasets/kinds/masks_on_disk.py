@@ -61,11 +61,9 @@ class MasksOnDisk(ImagesOnDisk):
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def drawn(self) -> tuple[str, ...]:
-        """The splits that the data set leaves open."""
         return (OPEN_SPLIT,)
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
         return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
 
@@ -82,11 +80,7 @@ def dealt(names: Collection[str], val: float, test: float, seed: int) -> dict[st
     ordered = sorted(names)
     n_val, n_test = (max(1, round(share * len(ordered))) if share else 0 for share in (val, test))
     shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
-    parts = {
-        "train": shuffled[n_val + n_test :],
-        "val": shuffled[:n_val],
-        "test": shuffled[n_val : n_val + n_test],
-    }
+    parts = {"train": shuffled[n_val + n_test :], "val": shuffled[:n_val], "test": shuffled[n_val : n_val + n_test]}
     return {split: sorted(part) for split, part in parts.items()}
 
 

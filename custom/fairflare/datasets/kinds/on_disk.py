@@ -78,34 +78,28 @@ class ImagesOnDisk(OnDisk):
         return {}
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images below the folder that ``FAIRFLARE_DATA`` names."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's images; none is read yet."""
         expect("site", site in self.sites(), f"one of {', '.join(self.sites())}", site)
         items = {split: self.limited(part) for split, part in self.items(self.root(own), site).items()}
         reader, mean, std, kind = self.reader(), self.mean, self.std, self.data_kind
         return image_data(items, self, reader, own=own, augment=self.augment, mean=mean, std=std, kind=kind)
 
     def image_inputs(self) -> ImageInputs:
-        """The reader and the scaling of the sites' images."""
         reader = self.reader()
         return ImageInputs(reader, *resolved(reader, self.mean, self.std))
 
     def check_data(self) -> None:
-        """Look for every site's files, without opening images."""
         for site in self.sites():
             if not self.items(self.root(), site).get("train"):
                 raise UserError(f"task {self.name}: {site} has no training images in {self.root()}")
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """The shared test sets, read now."""
         return tuple(
             test_set(name, corrupted, self.limited(items), self.reader(), self.mean, self.std)
             for name, (corrupted, items) in self.shared_items(self.root()).items()
         )
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The first ``limit`` of ``items``."""
         return items if self.limit is None else items[: self.limit]

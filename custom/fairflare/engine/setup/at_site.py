@@ -14,8 +14,8 @@ from fairflare.core.errors import DataError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.types import Number, SiteData, Training
-from fairflare.data.described import described
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
+from fairflare.data.tensors import described
 from fairflare.engine.benefit.alone import SHARE, Alone
 from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE

@@ -15,7 +15,7 @@ from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import TensorData
 from fairflare.engine.files import SUFFIX
-from fairflare.engine.in_process import InProcess, Stacked
+from fairflare.engine.in_process import InProcess
 from fairflare.engine.in_workers import InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget

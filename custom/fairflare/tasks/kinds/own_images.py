@@ -40,7 +40,6 @@ class OwnImages(OwnData):
         """How an item becomes tensors."""
 
     def read(self, own: SiteConfig) -> TensorData:
-        """The images of the site's datalist."""
         root = Path(own.data_root)
         found = read_datalist(
             root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
@@ -49,14 +48,12 @@ class OwnImages(OwnData):
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
 
     def image_inputs(self) -> ImageInputs | None:
-        """The reader and the scaling of the sites' images; none where ``build_data`` makes the inputs."""
         if self.build_data:
             return None
         reader = self.reader()
         return ImageInputs(reader, *resolved(reader, *self._scaling()))
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""
         if not self.has_test_sets:
             return ()
         folder = Path(self.datalists) / SHARED
@@ -70,11 +67,9 @@ class OwnImages(OwnData):
 
     @property
     def has_test_sets(self) -> bool:
-        """Whether there is a folder of them."""
         return bool(self.datalists) and (Path(self.datalists) / SHARED).is_dir()
 
     def table_sets(self) -> dict[str, str]:
-        """What ``dataset.json`` says of them."""
         return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
 
     def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

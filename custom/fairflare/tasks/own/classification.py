@@ -28,7 +28,7 @@ class Classification(OwnImages):
         attribute_values: sensitive attributes and their values.
         size: edge in pixels that images are resampled to, 16..1024.
         channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.own_data_set``.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
@@ -81,11 +81,9 @@ class Classification(OwnImages):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         shape = (self.channels, self.size, self.size)
         return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
 
     def reader(self) -> Reader:
-        """Images with their class."""
         return Reader(self.size, self.channels, window=self.window)

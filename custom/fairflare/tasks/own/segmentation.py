@@ -36,7 +36,7 @@ class Segmentation(OwnImages):
         size: edge in pixels that images and masks are resampled to, 16..1024; the package's networks fill an edge that
             is no multiple of 16 up to one with zeros, inside, and cut their output back.
         channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.own_data_set``.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
@@ -51,11 +51,7 @@ class Segmentation(OwnImages):
     title = "Segmentation of your own images"
     kind = MASKS
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop", {}, SMALL),
         "paper": Preset(
             "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
@@ -105,11 +101,9 @@ class Segmentation(OwnImages):
         return {name: found[name] for name in self.classes}, background
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
         shapes = (self.channels, *edges), (len(self.classes), *edges)
         return own_network.build(self.model, *shapes, norm=self.norm, padding=-self.size % MULTIPLE)
 
     def reader(self) -> Reader:
-        """Images with their masks."""
         return Reader(self.size, self.channels, *self.values(), self.window)
