@@ -136,9 +136,9 @@ def test_what_readme_says_of_its_picture_is_what_the_intervals_say():
     assert counts["preset"] == ["0", "3", "1"] and losing == ["mean", "Switzerland"]
     assert "With the preset's local training (a new Adam in each round) Switzerland loses." in words
     assert counts["whole"] == ["0", "4", "0"]
-    assert "leaves no room for client drift, no hospital is shown to lose, and none to gain" in words
+    assert "leaves no room for client drift, no hospital is shown to lose, and none is shown to gain" in words
     assert counts["fedavg+intercept"] == ["0", "4", "0"]
-    assert "after one intercept per hospital none is shown to lose either" in words
+    assert "After one intercept per hospital, no hospital is shown to lose either" in words
     with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
         wanted = ("ist", "whole", "brier")
         (found,) = [row for row in csv.DictReader(file) if (row["task"], row["arm"], row["metric"]) == wanted]
