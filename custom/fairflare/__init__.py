@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fairflare.app.parallel import Cluster as Cluster
     from fairflare.app.study import Study as Study
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Cluster", "Federation", "Study", "__version__"]
 _HOMES = {
     "Cluster": "fairflare.app.parallel",

@@ -2,7 +2,6 @@
 """STUDY.md says what the intervals say: every comparing sentence is marked, and every mark is a line of the files."""
 
 import csv
-import json
 import math
 import re
 import sys
@@ -18,6 +17,7 @@ sys.path.insert(0, str(FOLDER))
 import ablations  # noqa: E402
 import answers  # noqa: E402
 import check  # noqa: E402
+import kept  # noqa: E402
 import plan  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
@@ -363,7 +363,7 @@ def test_the_long_ablations_give_all_arms_as_many_rounds():
 def test_the_parts_follow_from_the_runs_of_the_comparison(preset, suffix):
     (asked,) = [one for one in ablations.PLANS.values() if one.suffix == suffix]
     folder = ROOT / "docs" / "results" / f"fedism-{preset}{suffix}"
-    rows = ablations.parts(json.loads((folder / "compare.json").read_text(encoding="utf-8")), asked)
+    rows = ablations.parts(kept.comparison(folder), asked)
     with (folder / "parts.csv").open(newline="", encoding="utf-8") as file:
         assert [tuple(map(str, row)) for row in rows] == [tuple(row) for row in csv.reader(file)][1:]
 
@@ -401,7 +401,7 @@ def test_what_the_card_says_of_the_weights_is_what_the_log_says(preset):
     path, said = ROOT / "docs" / "results" / f"fedism-{preset}" / "shares.csv", measured(preset)
     rows = [row for row in csv.DictReader(path.open()) if row["round"] == "40"]
     for arm in ("fedism-plus:trainer=sgd", "fedism-plus", "fedism-plus:state=L"):
-        weights = [float(row["corrupted_weight"]) for row in rows if row["arm"] == arm]
+        weights = [float(row[arm]) for row in rows]
         assert len(weights) == len(plan.SEEDS)
         mean, low, high = (f"{100 * value:.0f}" for value in (np.mean(weights), min(weights), max(weights)))
         assert re.search(rf"{mean} % .{{0,60}}\({low} to {high}", said)

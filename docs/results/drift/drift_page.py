@@ -42,7 +42,7 @@ that gain and that lose by intervals that hold for all sites together (Bonferron
 
 ```
 python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist   # goes on with what is missing
-python docs/results/drift/drift_tables.py FOLDER      # values.csv, differences.csv, joining.csv
+python docs/results/drift/drift_tables.py FOLDER      # values.csv, joining.csv; --differences FILE: all differences
 python docs/results/drift/drift_page.py               # this page
 ```
 
