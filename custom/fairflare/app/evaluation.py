@@ -99,8 +99,8 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     Raises:
         UserError: the run's model is not one for all sites, or nobody says which sites.
     """
-    from fairflare.engine.setup.external import evaluation_of
-    from fairflare.engine.setup.initial import named
+    from fairflare.engine.setup.config import evaluation_of
+    from fairflare.engine.setup.parts import named
     from fairflare.inference.hospitals import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflare.app.runs import default_folder
 from fairflare.core.settings import owned
-from fairflare.engine.setup.at_server import trains_alone
+from fairflare.engine.setup.assembly import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import checked_config
 

@@ -12,9 +12,9 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.after import NO_STEP
-from fairflare.engine.setup.clinical import event_of
+from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.site_parts import NO_STEP
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")

@@ -98,7 +98,7 @@ def compare(
     from fairflare.app.comparison import check_tables, compare_all, write_comparison
     from fairflare.app.reevaluation import check_elsewhere, look_again, parse_options
     from fairflare.app.study import arms
-    from fairflare.engine.setup.benefit import can_ask, with_benefit
+    from fairflare.engine.setup.config import can_ask, with_benefit
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)

@@ -39,7 +39,7 @@ def export(
     """
     from fairflare.app import console
     from fairflare.app.job_folders import export_job
-    from fairflare.engine.setup.benefit import with_benefit
+    from fairflare.engine.setup.config import with_benefit
 
     config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, name=name, simulation=simulation, force=force, preinstalled=preinstalled)

@@ -92,7 +92,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
         solo: None: neither was given.
         env: where it runs; a deployed federation has to be asked.
     """
-    from fairflare.engine.setup.benefit import asks_by_itself, with_benefit
+    from fairflare.engine.setup.config import asks_by_itself, with_benefit
 
     if solo is None:
         given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
