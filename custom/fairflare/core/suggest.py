@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairflare.core import validation
-from fairflare.core.errors import UserError
 
 ALIKE = 0.7
 """How alike two names are, 0 to 1 as difflib measures, from which on one is offered for the other."""
@@ -62,11 +61,3 @@ def close(name: Any, known: Iterable[str]) -> list[str]:
     lower = {one.lower(): one for one in reversed(names)}
     found = [lower[one] for one in difflib.get_close_matches(name.lower(), lower, n=MOST, cutoff=ALIKE)]
     return found or sorted(one for one in names if len(own) > 2 and one.rpartition(".")[2] == own)[:MOST]
-
-
-def exactly_the_keys(what: str, values: Collection[str], known: Collection[str]) -> None:
-    """Raise UserError, which names the first, where a known key is missing or one is unknown."""
-    if missing := [key for key in known if key not in values]:
-        raise UserError(f"{what}: expected a value for {missing[0]!r}, got none")
-    if unknown := sorted(set(values) - set(known)):
-        raise UserError(f"{what}: {unlisted('key', unknown[0], sorted(known))}")

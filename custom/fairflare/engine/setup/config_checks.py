@@ -12,8 +12,7 @@ from fairflare.aggregators.bounds import Bounds, Combining
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
-from fairflare.core.settings import Owners, bare
-from fairflare.core.suggest import exactly_the_keys
+from fairflare.core.settings import Owners, bare, exactly_the_keys
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.grouping import LABEL

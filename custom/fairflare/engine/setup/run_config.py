@@ -13,8 +13,7 @@ from fairflare.aggregators.bounds import At, Bounds
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
-from fairflare.core.settings import Owners, bare, flat, nested
-from fairflare.core.suggest import exactly_the_keys
+from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
 from fairflare.core.validation import (
     CLIENT,
     FEDERATION,
