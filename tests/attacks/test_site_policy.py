@@ -282,6 +282,8 @@ RULES = [
     ({"allow_code": "no"}, "allow_code: expected true or false"),
     ({"max_rounds": True}, "max_rounds: expected a whole number"),
     ({"methods": "fedavg"}, "methods: expected a list of names"),
+    ({"methods": ["fedavg", 3]}, "methods: expected a list of names"),
+    ({"methods": None}, "methods: expected a value, or no such line"),
     ({"thresholds": [0.3, 0.4]}, "threshold: expected one of 0.3, 0.4, got 0.5"),
     ({"thresholds": []}, "threshold: expected one of none, got 0.5"),
     ({"thresholds": [0.5]}, ""),

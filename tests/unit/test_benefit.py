@@ -22,8 +22,7 @@ from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
-from fairflare.engine.setup.benefit import asks_by_itself
-from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config import RunConfig, asks_by_itself, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
@@ -335,7 +334,7 @@ def test_a_finished_run_that_cannot_be_asked_says_what_to_do(bare, tmp_path, cap
     personal = run(tmp_path / "ditto", "--no-solo", method="ditto")
     assert call("after", personal, "--step", "solo") == 2
     assert "ditto: keeps personal models at the sites; run it with --solo" in capsys.readouterr().err
-    monkeypatch.setattr("fairflare.engine.setup.after_run.model_hash", lambda model: "other")
+    monkeypatch.setattr("fairflare.engine.setup.local.model_hash", lambda model: "other")
     assert call("after", shutil.copytree(bare, tmp_path / "other"), "--step", "solo") == 2
     assert "makes another initial model than the run began with; run it with --solo" in capsys.readouterr().err
 

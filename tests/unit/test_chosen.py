@@ -10,8 +10,7 @@ from fairflare.app.study import arms
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
-from fairflare.engine.setup.chosen import chosen_parts, composed_title
-from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config import RunConfig, chosen_parts, composed_title, make_config
 
 TASK = "support2:dirichlet"
 

@@ -141,7 +141,7 @@ def test_a_link_and_a_folder_of_something_else_stay(old, tmp_path, capsys):
 
 READ_PICKLES = {
     "engine/pickled.py": "what a user names for --init-from, and earlier versions' files for convert",
-    "engine/setup/initial.py": "a user's file from before torch 1.6",
+    "engine/setup/parts.py": "a user's file from before torch 1.6",
     "networks/builtin.py": "a user's pretrained_weights",
     "inference/apply.py": "an exported bundle's own weights",
     "inference/export.py": "nothing: the line is for an export's model card",
@@ -159,4 +159,4 @@ def test_no_other_code_reads_pickles():
     calls = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if "read_pickled" in path.read_text()
     }
-    assert calls == {"engine/pickled.py", "engine/setup/initial.py", "app/earlier.py"}
+    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "app/earlier.py"}

@@ -83,7 +83,7 @@ def test_a_site_is_sent_no_server():
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
     server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server")
     assert not names & {f"engine/{name}.py" for name in server}
-    assert not names & {"engine/setup/assembly.py", "engine/setup/at_server.py"}
+    assert not names & {"engine/setup/assembly.py", "engine/setup/parts.py"}
     assert not names & {"flare/controller.py", "aggregators/bounded.py"}
     assert {"flare/script.py", "flare/script_side.py"} <= {p.as_posix() for p in at_site("fedavg", "script")} - names
     assert "data/readers/pictures.py" not in names, "a run on tables reads no images"
@@ -213,7 +213,7 @@ for folder, method in json.load(open(sys.argv[1])):
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
         from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.method_parts import default_parts
+        from fairflare.engine.setup.site_parts import default_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
         default_parts(method), registry.methods(), tasks.known("tabular")

@@ -13,10 +13,9 @@ from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
 from fairflare.engine.history import read_final, read_standing
-from fairflare.engine.setup.after_run import Ended, benefit_after, step_after
-from fairflare.engine.setup.benefit import with_benefit
-from fairflare.engine.setup.config import RunConfig, with_step
-from fairflare.engine.setup.method_parts import method_parts
+from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
+from fairflare.engine.setup.local import Ended, benefit_after, step_after
+from fairflare.engine.setup.site_parts import method_parts
 from fairflare.report.write import verified_run, write_report
 
 SOLO = "solo"

@@ -79,8 +79,8 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     ``sites`` are names, separated by commas; empty: those of ``data``, a folder with the lists of all of them on this
     machine (None: each has its own). ``asked``: group_by and min_count.
     """
-    from fairflare.engine.setup.external import evaluation_of
-    from fairflare.engine.setup.initial import named
+    from fairflare.engine.setup.config import evaluation_of
+    from fairflare.engine.setup.parts import named
     from fairflare.inference.hospitals import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 

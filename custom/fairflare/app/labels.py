@@ -100,7 +100,7 @@ def _has(method: str, own: str, key: str) -> bool:
     """Whether a part of METHOD with the settings ``own`` has the key; one that several have is refused later."""
     from fairflare.core import registry
     from fairflare.core.settings import Owners
-    from fairflare.engine.setup.chosen import chosen_parts
+    from fairflare.engine.setup.config import chosen_parts
 
     chosen = chosen_parts(method, [split_method(f"{method}:{own}")[1]])
     owners = Owners(registry.owners(chosen.method, **chosen.ids), chosen.method.shared)

@@ -27,7 +27,7 @@ from fairflare.core.versions import all_versions
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_server import trains_alone
+from fairflare.engine.setup.assembly import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report import REPORT

@@ -38,8 +38,7 @@ from fairflare.engine.loop import Observer
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.initial import find
-from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
 from fairflare.flare.credentials import server_credentials

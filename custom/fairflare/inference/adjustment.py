@@ -21,9 +21,10 @@ from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.after.site import ENDING
 from fairflare.engine.files import read_json
-from fairflare.engine.setup.after import shape_of, step_of
+from fairflare.engine.setup.at_site import shape_of
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.parts import Parts
+from fairflare.engine.setup.site_parts import step_of
 from fairflare.functional.conformal import class_scores
 
 HALF = 0.5

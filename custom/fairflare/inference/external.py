@@ -33,13 +33,11 @@ from fairflare.engine.benefit.measured import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.messages import Instruction
-from fairflare.engine.setup import clinical
-from fairflare.engine.setup.about import about as about_task
-from fairflare.engine.setup.at_site import leaves
-from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.external import evaluation_of
-from fairflare.engine.setup.method_parts import part
+from fairflare.engine.setup.assembly import about as about_task
+from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
+from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.site_parts import part
 from fairflare.engine.site import Site
 from fairflare.functional.calibration import Array
 from fairflare.functional.recalibration import UNCHANGED, recalibrated, temperature
@@ -261,7 +259,7 @@ class _Hospital:
             groups=parts.grouping.names,
             min_count=least,
             egress=leaves(config, parts, least, self._own),
-            clinical=clinical.at_site(config, parts, least, self._name) if self._own.clinical else None,
+            clinical=clinical_at_site(config, parts, least, self._name) if self._own.clinical else None,
             trivial=partial(constant_results, parts.task, min_count=least),
         )
 
@@ -276,7 +274,7 @@ class _Hospital:
         answer = self._site().handle(Instruction("evaluate", LAST, model, {IN_USE: 1.0}))
         if answer.error:
             raise RunFailed(f"{self._name}: {answer.error}")
-        view = clinical.view_of(self._config, self._parts)
+        view = view_of(self._config, self._parts)
         groups, metrics = self._parts.grouping.names, self._parts.metrics
         found, rejected = inspect_evaluation([answer], LAST.number, groups, metrics, False, view)
         if rejected:
@@ -329,9 +327,9 @@ class _Hospital:
         ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
         kept = ends.get(INTERVALS, {})
         none = {"low": None, "high": None}
-        site = clinical.at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
+        site = clinical_at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
         numbers = site.after(cases, np.exp(refit.log_probabilities), None) if site is not None else {}
-        threshold = clinical.view_of(self._config, self._parts).threshold
+        threshold = view_of(self._config, self._parts).threshold
         return {
             "kind": refit.kind,
             "folds": refit.folds,

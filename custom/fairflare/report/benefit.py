@@ -24,7 +24,7 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
     Args:
         trail: the run's.
         sites: its sites, in natural order.
-        about: what the task is, see ``engine.setup.about``.
+        about: what the task is, see ``engine.setup.assembly``.
 
     Returns:
         metric (the one that the first sentence is in), trainer (of the sites alone), draws and level (of the

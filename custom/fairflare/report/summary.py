@@ -44,7 +44,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """What is known of a run, finished or not, as JSON values without NaN; sites in natural order.
 
     Args:
-        config: the run's config.json; its "about" says what task and method are, see ``engine.setup.about``.
+        config: the run's config.json; its "about" says what task and method are, see ``engine.setup.assembly``.
         entries: the parsed lines of audit.jsonl, in order; may be empty or end anywhere.
 
     Returns:

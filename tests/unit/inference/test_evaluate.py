@@ -352,8 +352,7 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
 
 
 def test_an_evaluation_holds_nothing_that_goes_with_training():
-    from fairflare.engine.setup.config import RunConfig, make_config
-    from fairflare.engine.setup.external import evaluation_of
+    from fairflare.engine.setup.config import RunConfig, evaluation_of, make_config
     from fairflare.engine.setup.parts import build_parts
 
     first = make_config("ditto", "heart:full", values={"best_by": "mean", "solo": True})

@@ -88,7 +88,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 
     ``solo``: None where neither was given. A deployed federation has to be asked.
     """
-    from fairflare.engine.setup.benefit import asks_by_itself, with_benefit
+    from fairflare.engine.setup.config import asks_by_itself, with_benefit
 
     if solo is None:
         given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
@@ -128,7 +128,7 @@ def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
     """
     from fairflare.app import console
     from fairflare.app.jobs import export_job
-    from fairflare.engine.setup.benefit import with_benefit
+    from fairflare.engine.setup.config import with_benefit
 
     config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, **how)

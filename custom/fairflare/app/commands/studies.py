@@ -97,7 +97,7 @@ def compare(
     """
     from fairflare.app import comparison, console, results
     from fairflare.app.study import arms
-    from fairflare.engine.setup.benefit import can_ask, with_benefit
+    from fairflare.engine.setup.config import can_ask, with_benefit
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)

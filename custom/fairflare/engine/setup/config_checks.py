@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run's configuration is one that can be built: everything in it is known and fits together."""
+"""Whether a run's configuration can be built: everything in it is known and fits together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.aggregators.bounds import Bounds, Combining
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
-from fairflare.core.settings import Owners, bare
+from fairflare.core.settings import Owners, bare, exactly_the_keys
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.grouping import LABEL
@@ -19,10 +20,7 @@ from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.after import NO_STEP, shape, step_class
-from fairflare.engine.setup.composition import refuse_bounds, refuse_misfits, refuse_sums
-from fairflare.engine.setup.formats import exactly_the_keys
-from fairflare.engine.setup.method_parts import method_parts, part
+from fairflare.engine.setup.site_parts import NO_STEP, method_parts, part, shape, step_class
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
@@ -35,7 +33,7 @@ from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from fairflare.engine.setup.config import RunConfig
+    from fairflare.engine.setup.run_config import RunConfig
 
 
 def checked_config(config: RunConfig) -> RunConfig:
@@ -262,3 +260,75 @@ def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str
         missing = piece.missing(offer)
         if missing:
             raise UserError(f"{method} on task {offer.task}: {missing}")
+
+
+AVERAGING = "fedavg"
+"""The rule that is as good as any where all updates are zero."""
+NO_SERVER_STEP = "none"
+
+
+def refuse_misfits(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> None:
+    """Raise UserError, in one line, where the parts of a method do not go together.
+
+    Args:
+        ids: "method", "rule", "trainer" and "server_optimizer" -> their ids.
+        rule: the object of that id.
+        trainer: the object of that id.
+    """
+    if reason := misfit(ids, rule, trainer):
+        raise UserError(reason)
+
+
+def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
+    """Why these parts do not go together, in one line; empty where they do. Arguments as for ``refuse_misfits``."""
+    method, steps = ids["method"], ids["server_optimizer"] != NO_SERVER_STEP
+    by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"
+    unheeded = [name for name in rule.heeded if name not in trainer.heeds]
+    reasons = (
+        (
+            rule.own_models and steps,
+            f"server_optimizer: expected none, for {method} gives sites models of their own",
+        ),
+        (bool(unheeded), f"{under}: expected a trainer that heeds its orders ({', '.join(unheeded)}), got {by}"),
+        (
+            rule.alone and (trainer.has_server_half or bool(trainer.receives)),
+            f"{under}: expected a trainer that exchanges nothing, since every site is alone, got {by}",
+        ),
+        (
+            rule.own_models and trainer.corrects,
+            f"{by}: corrects the shared model at the server, but {under} gives sites models of their own",
+        ),
+        (
+            isinstance(rule, Combining) and trainer.collects,
+            f"{by}: its server half takes up what every site sends, so that {under} would protect from nobody",
+        ),
+        (
+            not trainer.shares_model and ids["rule"] != AVERAGING,
+            f"{by}: leaves the models at the sites, so that {under} has no updates to weigh",
+        ),
+        (
+            not trainer.shares_model and steps,
+            f"{by}: leaves the models at the sites, so that server optimizer {ids['server_optimizer']} never moves",
+        ),
+    )
+    return next((words for holds, words in reasons if holds), "")
+
+
+def refuse_bounds(bounds: Bounds, trainer: str, part: Trainer) -> None:
+    """Raise UserError where bounds on single sites would not hold for what a trainer's server half takes up.
+
+    Args:
+        bounds: of the run.
+        trainer: its trainer's id.
+        part: the object of that id.
+    """
+    if not part.collects or bounds == Bounds():
+        return
+    key = "clip_updates" if bounds.clip else "cap_weights"
+    raise UserError(f"{key}: does not bound what the server half of trainer {trainer} takes up; leave it out")
+
+
+def refuse_sums(method: str, trainer: Trainer) -> None:
+    """Raise UserError where the server half of a trainer needs single sites' answers, which secure sums hide."""
+    if trainer.has_server_half:
+        raise UserError(f"secure_sum: the server half of {method}'s trainer needs more than sums over the sites")
