@@ -18,8 +18,7 @@ from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
 from fairflare.inference.atomic_output import whole_folder
 from fairflare.report.external import PAGE, RESULT, discrimination, evaluation, render
-from fairflare.report.metrics import label
-from fairflare.report.values import ends, plural, signed, text
+from fairflare.report.values import ends, label, plural, signed, text
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig

@@ -37,8 +37,7 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report.external import PAGE as EVALUATION_PAGE
 from fairflare.report.external import RESULT as EVALUATION_RESULT
-from fairflare.report.log import LOG
-from fairflare.report.tensorboard import FOLDER as EVENTS
+from fairflare.report.log import EVENTS, LOG
 from fairflare.report.write import EDITIONS, PAGE, REPORT
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"

@@ -41,8 +41,7 @@ from fairflare.engine.setup.local import SITES, LocalSites, run_local
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.report.log import RunLog
-from fairflare.report.tensorboard import TensorBoard
+from fairflare.report.log import RunLog, TensorBoard
 from fairflare.report.write import EDITIONS, REPORT, check_resumable, verify_run, write_editions, write_report
 from fairflare.tasks.own.script import Script
 

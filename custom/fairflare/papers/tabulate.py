@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
-from fairflare.papers.published import Published
 from fairflare.report import table_model as model
 from fairflare.report.fairness import mean_ci
 from fairflare.report.values import in_order
@@ -201,3 +202,15 @@ def _with_published(
 def file_name(name: str) -> str:
     """A name that the files of a table may have."""
     return re.sub(r"[^a-z0-9._-]", "-", name.lower())
+
+
+Published = dict[tuple[str, str], float]
+"""(row, column) -> the printed number."""
+FOLDER = Path(__file__).parent / "data"
+
+
+def published_numbers(name: str) -> tuple[Published, str]:
+    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them."""
+    lines = (FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    source = lines[0].removeprefix("#").strip()
+    return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source

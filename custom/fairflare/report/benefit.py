@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Trail
-from fairflare.report.metrics import higher_is_better, label
-from fairflare.report.values import number, signed, text
+from fairflare.report.values import higher_is_better, label, number, signed, text
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]

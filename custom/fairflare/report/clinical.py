@@ -13,7 +13,7 @@ from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import Entry, Trail
-from fairflare.report.clinical_quantities import SUMMARISED
+from fairflare.report.quantities import SUMMARISED
 from fairflare.report.values import number
 
 Json = dict[str, Any]

@@ -9,11 +9,10 @@ from typing import Any
 
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.deployed_model import remark, shared_only
-from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
-from fairflare.report.values import MISSING, capital, plural, size, text
+from fairflare.report.values import MISSING, capital, higher_is_better, label, plural, size, text
 
 Json = Mapping[str, Any]
 INTERVAL = "± is half the 95 % interval over seeds (Student t)."

@@ -8,7 +8,6 @@ from typing import Any
 
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std
-from fairflare.report.metrics import higher_is_better
 from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.quantities import (
     COSTS,
@@ -20,6 +19,7 @@ from fairflare.report.quantities import (
     site_metrics,
     test_set_metrics,
 )
+from fairflare.report.values import higher_is_better
 
 Json = dict[str, Any]
 Runs = Sequence[Json]

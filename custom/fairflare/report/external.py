@@ -11,9 +11,8 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import views
-from fairflare.report.metrics import label
 from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import in_order, json_value, number, plural
+from fairflare.report.values import in_order, json_value, label, number, plural
 
 FORMAT = 1
 RESULT, PAGE = "evaluation.json", "evaluation.html"
@@ -148,7 +147,7 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 def render(found: Json) -> str:
     """The page; the same content gives the same bytes."""
-    from fairflare.report.clinical_figures import site_figures
+    from fairflare.report.figures import clinical_figures as site_figures
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():

@@ -20,8 +20,7 @@ from typing import Any
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import mean
-from fairflare.report.metrics import chance, label
-from fairflare.report.values import in_order, number, plural, text
+from fairflare.report.values import chance, in_order, label, number, plural, text
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"

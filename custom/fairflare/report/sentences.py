@@ -9,9 +9,8 @@ from typing import Any
 from fairflare.report import sanity_checks as learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark
-from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.values import capital, ends, listing, plural, text
+from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}

@@ -35,10 +35,9 @@ from fairflare.engine.log_lines import alike, events
 from fairflare.engine.logged_files import left_behind, read_final, read_standing
 from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.engine.unscored import Unscored
-from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_edition, render_run
-from fairflare.report.schema import report_json
-from fairflare.report.summary import counted_trail, summarise
+from fairflare.report.summary import counted_trail, report_json, summarise
+from fairflare.report.values import higher_is_better
 
 REPORT = "report.json"
 PAGE = "report.html"

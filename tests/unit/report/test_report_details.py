@@ -11,13 +11,13 @@ import re
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.report.compare import compare
+from fairflare.report.compare import compare, dominated_by
 from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table, statistics
 from fairflare.report.details import last_rounds
 from fairflare.report.fairness import client_std, gini, variance
+from fairflare.report.figures import front_figure
 from fairflare.report.groups import demographic_parity
 from fairflare.report.page import render_compare
-from fairflare.report.pareto import dominated_by, front_figure
 from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
 from fairflare.report.sentences import differences
 from fairflare.report.table_files import as_csv, as_latex
