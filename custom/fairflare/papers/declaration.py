@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Better = Literal["", "higher", "lower"]
@@ -70,7 +70,6 @@ class Row:
     only: Only = ""
 
     def label_on(self, data: Data) -> str:
-        """The METHOD that runs on ``data``."""
         return self.on.get(data.key, self.label)
 
     def is_for(self, stands_in: bool) -> bool:
@@ -155,7 +154,6 @@ class Table:
 
     @property
     def data(self) -> tuple[Data, ...]:
-        """Its data sets."""
         return tuple(block.data for block in self.blocks)
 
 
@@ -175,7 +173,6 @@ class Exhibit:
 
     @property
     def is_figure(self) -> bool:
-        """Whether it is drawn."""
         return any(table.draw for table in self.tables)
 
 
@@ -194,11 +191,39 @@ class Paper:
     exhibits: tuple[Exhibit, ...]
 
 
-def figure(paper: str, number: str, title: str, *panels: Table) -> Exhibit:
-    """A figure, under the name that its command has."""
-    return Exhibit(f"{paper}-figure-{number}", title, panels)
+def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
+    """The same columns of one data set or of several."""
+    return tuple(Block(one, columns) for one in data)
 
 
-def table(paper: str, number: str, title: str, *tables: Table) -> Exhibit:
-    """A printed table, of one part or of several."""
-    return Exhibit(f"{paper}-{number}", title, tables)
+def printed(each: str, over: str, mean: str, ddof: int) -> tuple[Column, ...]:
+    """A column for each site or domain, their mean and their standard deviation, in per cent."""
+    of = {"digits": 2, "scale": 100}
+    return (
+        Column(each, each, f"{each}s", **of),
+        Column("mean", mean, over, {"which": "mean"}, **of),
+        Column("std", "Std", over, {"which": "std", "ddof": ddof}, better="lower", **of),
+    )
+
+
+def table(
+    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
+) -> Exhibit:
+    """A printed table of one part; ``words`` and ``more`` are of its ``Table``."""
+    return Exhibit(number, title, (Table(number, words, rows, blocks, **more),))
+
+
+def figure(
+    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
+) -> Exhibit:
+    """A figure of one panel."""
+    return panels(number, title, Table(number, words, rows, blocks, **more))
+
+
+def panels(number: str, title: str, *tables: Table) -> Exhibit:
+    return Exhibit(f"figure-{number}", title, tables)
+
+
+def paper(key: str, words: str, *exhibits: Exhibit) -> Paper:
+    """A paper whose exhibits are named after it: "fedheal-2", "fedism-figure-5"."""
+    return Paper(key, words, tuple(replace(one, name=f"{key}-{one.name}") for one in exhibits))
