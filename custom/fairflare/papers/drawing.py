@@ -49,7 +49,6 @@ def _titled(
 
 
 def standalone(svg: str) -> str:
-    """An SVG element as a file of its own."""
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
@@ -73,7 +72,6 @@ def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Col
 
 
 def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A line per row over the columns, which are rounds or bins."""
     axes = figure.subplots()
     places = [_float(column.title) for column in columns]
     known = False
@@ -85,7 +83,6 @@ def _over_columns(figure: Figure, panel: declaration.Table, table: Table, column
 
 
 def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A group of bars per column, a bar per row."""
     axes = figure.subplots()
     width = 0.8 / max(1, len(table.rows))
     known = False

@@ -74,14 +74,12 @@ def agreement(measure: str, **titles: str) -> tuple[Column, ...]:
 
 
 def over_rounds(number: str, title: str, words: str, which: str) -> Exhibit:
-    """A curve per method."""
     column = Column("round", "round", "rounds", {"which": which})
     rows = (FEDAVG, SUM, MULTI)
     return figure(number, title, words, rows, on((column,), PROSTATE), draw="rounds", axes=("round", "Dice"))
 
 
 def contributions(key: str, words: str, measure: str) -> Table:
-    """A bar per client."""
     blocks = on((Column(key, key, measure, better=""),), PROSTATE)
     return Table(f"3-{key}", words, (SUM,), blocks, left_out="fedavg", draw="bars", axes=("client", "share"))
 

@@ -73,18 +73,15 @@ RULES = tuple(Row(key or "fedavg", f"FedAvg{name}", method) for key, name, metho
 
 
 def hosts(number: str, title: str, words: str, data: Data) -> Exhibit:
-    """One of the two tables of results."""
     return table(number, title, words, ALL, on(PRINTED, data), note=f"{METRIC} {UNKNOWN}")
 
 
 def over_rounds(number: str, title: str, words: str, **given: str) -> Exhibit:
-    """A curve per rule."""
     column = Column("round", "round", "rounds", given)
     return figure(number, title, words, RULES, on((column,), DIGITS), draw="rounds", axes=("round", "accuracy"))
 
 
 def swept(name: str, words: str, parts: str, values: tuple[str, ...]) -> Table:
-    """A panel over values of a hyper-parameter."""
     rows = tuple(Row(f"{name}-{v}", v, f"fedheal:parts={parts},{name}={v}") for v in values)
     return Table(name, words, rows, on(SHORT, DIGITS), draw="curve", axes=(name, "%"), stub=name, note=METRIC)
 

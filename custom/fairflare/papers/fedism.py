@@ -67,13 +67,11 @@ COUNTS: dict[Only, tuple[str, ...]] = {"own": ("1", "2", "4", "6"), "stand-in": 
 
 
 def results(number: str, title: str, words: str, data: Data) -> Exhibit:
-    """One of the two tables of results."""
     more = {"spread": "last-rounds", "ddof": 0, "note": f"{FIFTEEN} {GRID}"}
     return table(number, title, words, METHODS, on(CONDITIONS, data), **more)
 
 
 def swept(key: str, symbol: str, *values: str) -> Table:
-    """A panel over values of one setting of FedISM+."""
     rows = tuple(Row(f"{key}-{v}", v, f"fedism-plus:{key}={v}") for v in values)
     words = f"FedISM+ (S) over {symbol}"
     return Table(key, words, rows, on(LAST, ICH), draw="curve", axes=(symbol, "%"), stub=symbol, note=FIFTEEN)

@@ -38,7 +38,6 @@ ABLATION = (
 
 
 def over_rounds(which: str, words: str) -> Table:
-    """A panel with a curve per method."""
     title = f"Dice of the received model on the validation splits, {words}"
     blocks = on((Column("round", "round", "rounds", {"which": which}),), PROSTATE)
     return Table(f"2-{which}", title, (FEDAVG, SUM, FEDLWR), blocks, draw="rounds", axes=("round", "Dice"))

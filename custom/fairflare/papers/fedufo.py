@@ -77,7 +77,6 @@ ALPHAS = ("0.1", "0.5", "1", "10")
 
 
 def results(number: str, data: Data) -> Exhibit:
-    """One data set's table of results."""
     words = f"Methods on {data.title}"
     return table(number, f"{words}, by group and by client", words, METHODS, on(LEVELS, data), note=METRIC)
 
@@ -103,21 +102,18 @@ def dealt(number: str, title: str, words: str, which: str, better: Better) -> Ex
 
 
 def opportunity(number: str, title: str, words: str, which: str, better: Better) -> Exhibit:
-    """Equal opportunity over race."""
     column = Column(which, words, "opportunity", {"which": which}, better, 4)
     note = f"True-positive rates of those who died, over race; groups below the minimum count are left out. {CLEAN}"
     return table(number, title, words, FEDERATED, on((column, LEVELS[0]), COVID), values=RACE, note=note)
 
 
 def over_rounds(which: str, words: str) -> Table:
-    """A panel with a curve per method."""
     title = f"AUC of the received model on the validation splits, {words}"
     blocks = on((Column("round", "round", "rounds", {"which": which}),), COVID)
     return Table(f"3-{which}", title, (OTHERS[2], *UFO), blocks, draw="rounds", axes=("round", "AUC"))
 
 
 def swept(key: str, words: str, *values: str) -> Table:
-    """A panel over values of one setting of FedUFO_m."""
     rows = tuple(Row(f"{key}-{v}", v, f"fedufo:level=multi,rule.{key}={v}") for v in values)
     columns = tuple(Column(w, w, "over-groups", {"which": w}, digits=4) for w in ("overall", "disparity"))
     return Table(key, words, rows, on(columns, COVID), draw="curve", axes=(key, "accuracy, disparity"), stub=key)

@@ -41,13 +41,11 @@ class Run:
 
     @property
     def detail(self) -> Json:
-        """The report's longer part."""
         found: Json = self.report["detail"]
         return found
 
     @property
     def headline(self) -> str:
-        """The task's own metric."""
         return str(self.detail["headline"])
 
 
@@ -98,7 +96,6 @@ def final_weights(run: Run) -> dict[str, float]:
 
 @measure("sites")
 def sites(run: Run, beside: Beside, metric: str = "", split: str = "") -> Values:
-    """A column per site."""
     return {site: _one(value) for site, value in at_sites(run, metric, split).items()}
 
 
@@ -124,7 +121,6 @@ def domains(run: Run, beside: Beside, metric: str = "") -> Values:
 
 @measure("over-domains")
 def over_domains(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 1) -> Values:
-    """Mean or std over the shared test sets."""
     values = _domains(run, metric)
     return {"": _one(fairness.mean(values) if which == "mean" else fairness.std(values, 1 if ddof else 0))}
 
@@ -150,7 +146,6 @@ def condition_std(run: Run, beside: Beside, metric: str) -> Values:
 
 @measure("groups")
 def groups(run: Run, beside: Beside) -> Values:
-    """A column per group of patients: its accuracy, pooled over sites."""
     found = run.detail["groups"] or {"rows": []}
     return {row["group"]: _one(row["value"]) for row in found["rows"]}
 

@@ -67,7 +67,6 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
 
 
 def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
-    """What does not hold, and who has too few cases."""
     needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
     sites = record.get("sites") or {}
     if (agreed := number(_shared(record, sites).get("n_all"))) is not None and agreed < needs:
@@ -100,7 +99,6 @@ def _of_all(sites: Mapping[str, Numbers]) -> list[str]:
 
 
 def _rounded(value: Any) -> float | None:
-    """As two machines have it that work alike."""
     found = number(value)
     return None if found is None else float(f"{found:.6g}")
 

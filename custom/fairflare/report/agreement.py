@@ -28,7 +28,6 @@ def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
 
 
 def spearman(a: Shares, b: Shares) -> float | None:
-    """Pearson's correlation of the ranks, which says whether sites are ordered alike; None when either is constant."""
     from scipy.stats import rankdata
 
     x, y = (rankdata(values).tolist() if values else [] for values in _vectors(a, b))
@@ -121,7 +120,6 @@ def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
 
 
 def _error(values: Sequence[float]) -> float | None:
-    """Standard error of a mean."""
     if len(values) < 2:
         return None
     centre = math.fsum(values) / len(values)

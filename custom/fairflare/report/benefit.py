@@ -65,7 +65,6 @@ def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], recor
 
 
 def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
-    """One site, or one group there."""
     federated, solo, low, high = (
         number(numbers.get(f"{kind}.{metric}{where}")) for kind in ("federated", "solo", "low", "high")
     )
@@ -86,7 +85,6 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 
 def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
-    """Each group at each site that may say something of it, group by group."""
     names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
     return [
         {"group": group, "site": site, **_row(found[site], metric, f"/{group}", higher)}

@@ -90,7 +90,6 @@ def _second(about: Json) -> str | None:
 
 
 def _step(trail: Trail) -> Entry:
-    """The last step with such numbers: recalibration before any other."""
     records = [record for record in trail.after.values() if record.get(CLINICAL)]
     records.sort(key=lambda record: record.get("step") == "recalibrate")
     return records[-1] if records else {}
@@ -159,7 +158,6 @@ def _share(part: float, whole: float) -> Json:
 
 
 def _curve(bins: Bins | None) -> list[Json]:
-    """Mean risk and share of outcomes of each bin of the reliability curve."""
     if bins is None:
         return []
     coarse = maths.coarser(bins)
@@ -198,7 +196,6 @@ def _moved(edges: Array, intercept: float, slope: float) -> Array:
 
 
 def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
-    """A group over all sites that may say something of it: means weighted by its patients, rates from added counts."""
     return {
         "group": group,
         "n": sum(cell[stages[0]]["n"] for cell in cells if cell[stages[0]]),

@@ -47,7 +47,6 @@ def complete(runs: Iterable[Json]) -> tuple[list[Json], list[str]]:
 
 
 def title(run: Json) -> str:
-    """How messages name a run."""
     return f"{run['method']['title']} (seed {run['seed']})"
 
 
@@ -71,7 +70,6 @@ def require_same_data(runs: Sequence[Json]) -> None:
 
 
 def grouped(runs: Sequence[Json]) -> Groups:
-    """The runs by method and seed; raises UserError for two runs of one method with one seed."""
     groups: dict[str, dict[Any, Json]] = {}
     for run in runs:
         group = groups.setdefault(canonical(_make(run)), {})
@@ -119,7 +117,6 @@ def setting_notes(groups: Groups) -> list[str]:
 
 
 def canonical(value: Any) -> str:
-    """Equal JSON values have equal text."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -148,7 +145,6 @@ def _sizes(run: Json) -> dict[str, int]:
 
 
 def _make(run: Json) -> Json:
-    """What makes two runs runs of one method, as one flat mapping."""
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
     parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
@@ -157,7 +153,6 @@ def _make(run: Json) -> Json:
 
 
 def _after(method: Json) -> Json:
-    """The step after the last round; {} without one, as in reports that name none."""
     step = method.get("after") or {}
     return {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in step.items()}
 

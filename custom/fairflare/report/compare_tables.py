@@ -45,7 +45,6 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Tabl
 
 
 def main_table(comparison: Json) -> Table:
-    """Methods down, the quantities that at least one of them has across."""
     methods, higher = comparison["methods"], comparison["higher_is_better"]
     names = [name for name in QUANTITIES if any((m.get(name) or {}).get("mean") is not None for m in methods)]
     columns = [Column(name, capital(NAMES[name]), better=_better(better_higher(name, higher))) for name in names]
@@ -54,7 +53,6 @@ def main_table(comparison: Json) -> Table:
 
 
 def statistics(comparison: Json) -> Table | None:
-    """Every paired difference with its interval, p values, effect size and verdict; None for one method."""
     methods = comparison["methods"][1:]
     columns = (
         Column("difference", "Difference", form=SIGNED),
@@ -85,7 +83,6 @@ def statistics(comparison: Json) -> Table | None:
 
 
 def sites(comparison: Json) -> Table | None:
-    """The headline metric of the final model at each site's own test split, a column per method."""
     titles = {
         row["site"]: f"{row['site']} ({row['description']})" if row["description"] else row["site"]
         for row in comparison["sites"]
@@ -97,7 +94,6 @@ def sites(comparison: Json) -> Table | None:
 
 
 def metrics(comparison: Json) -> Table | None:
-    """Every metric of the sites' test splits, as mean over sites, worst site and standard deviation over sites."""
     methods = comparison["methods"]
     words = {"mean": "Mean over sites", "worst": "Worst site", "std": "Standard deviation over sites (ddof 0)"}
     names = list(methods[0]["detail"]["metrics"])
@@ -117,7 +113,6 @@ def metrics(comparison: Json) -> Table | None:
 
 
 def domains(comparison: Json) -> Table | None:
-    """Each domain, and mean and standard deviation over domains; None for a task without domains."""
     first = comparison["methods"][0]["detail"]
     if not first["domains"]:
         return None
@@ -143,7 +138,6 @@ def domains(comparison: Json) -> Table | None:
 
 
 def test_sets(comparison: Json) -> Table | None:
-    """The headline metric of the final models on every shared test set."""
     metric = comparison["headline"]
 
     def found(method: Json) -> Json:
@@ -155,7 +149,6 @@ def test_sets(comparison: Json) -> Table | None:
 
 
 def last_rounds(comparison: Json) -> Table | None:
-    """All runs' last rounds as one sample, the form of FedISM+'s tables."""
     methods = [method for method in comparison["methods"] if method["detail"]["last_rounds"]]
     if not methods:
         return None
@@ -179,7 +172,6 @@ def last_rounds(comparison: Json) -> Table | None:
 
 
 def joining(comparison: Json) -> Table | None:
-    """What each site gains over training alone; None without the method ``solo``."""
     methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
     if not methods:
         return None
@@ -199,7 +191,6 @@ def joining(comparison: Json) -> Table | None:
 
 
 def benefit(comparison: Json) -> Table | None:
-    """How many sites gain or lose by joining, and the least benefit; None where no method's sites were asked."""
     methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
     if not methods:
         return None
@@ -230,7 +221,6 @@ def benefit(comparison: Json) -> Table | None:
 
 
 def elsewhere(comparison: Json) -> Table | None:
-    """The final models on the patients of another rendering of the task."""
     found = comparison.get("elsewhere") or []
     if not found:
         return None
@@ -258,7 +248,6 @@ def elsewhere(comparison: Json) -> Table | None:
 
 
 def cost(comparison: Json) -> Table | None:
-    """Bytes each way and wall seconds per round."""
     methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
     columns = [Column(name, capital(title), better="lower") for name, title in COSTS.items()]
     rows = _down(methods, lambda m: {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS})
@@ -267,7 +256,6 @@ def cost(comparison: Json) -> Table | None:
 
 
 def pareto(comparison: Json) -> Table | None:
-    """The Pareto front of two quantities, dominated methods marked; None for one method."""
     found = comparison["pareto"]
     if len(found["points"]) < 2:
         return None
@@ -298,7 +286,6 @@ def _by_method(
 
 
 def _down(found: Iterable[Json], cells: Callable[[Json], dict[str, Cell]]) -> list[Row]:
-    """A row per method, or whatever else has a label."""
     return [Row(one["label"], one["label"], cells(one)) for one in found]
 
 
@@ -308,7 +295,6 @@ def _across(found: Iterable[Json | None], half: bool = True) -> dict[str, Cell]:
 
 
 def _judged(found: Json) -> dict[str, Cell]:
-    """The cells of one paired difference."""
     again = found.get("bootstrap") or {}
     cells = {
         "difference": Cell.of(found, half=False),
@@ -337,7 +323,6 @@ def _columns(methods: Sequence[Json], **more: Any) -> list[Column]:
 
 
 def _key(place: int) -> str:
-    """A method's column."""
     return f"m{place + 1}"
 
 

@@ -141,7 +141,6 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
 
 
 def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
-    """Shapley values over their sum, negative ones as 0."""
     return clipped_shares({site: float(found["value"] or 0.0) for site, found in values.items()})
 
 
@@ -164,7 +163,6 @@ def _agreement(found: Sequence[Json], labels: Sequence[str]) -> Json:
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
-    """Every measure of agreement of one method's weights with one kind of shares, over the seeds."""
     pairs = [(one["methods"][label], _shares(one, kind)) for one in found]
     measured = [agreements(weights, shares) for weights, shares in pairs if shares is not None]
     return {name: mean_ci(one[name] for one in measured) for name in measured[0]} if measured else None

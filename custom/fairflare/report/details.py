@@ -102,7 +102,6 @@ def spread_of(values: Iterable[float]) -> Json:
 
 
 def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
-    """What each site gains over training alone; None without a method ``solo``, and for that itself."""
     alone = solo(everyone)
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None
@@ -126,7 +125,6 @@ def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
 
 
 def solo(everyone: Mapping[str, Runs]) -> Runs | None:
-    """The runs of the method ``solo``, if the comparison has it."""
     return next((runs for runs in everyone.values() if runs[0]["method"]["id"] == SOLO), None)
 
 
@@ -156,7 +154,6 @@ def _served(run: Json) -> dict[str, float | None]:
 
 
 def _over(rows: Sequence[Mapping[str, float | None]]) -> Json:
-    """Name -> mean and interval over the rows."""
     return {name: mean_ci(row.get(name) for row in rows) for name in rows[0]}
 
 

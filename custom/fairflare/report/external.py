@@ -146,7 +146,6 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 
 def render(found: Json) -> str:
-    """The page; the same content gives the same bytes."""
     from fairflare.report.figures import clinical_figures as site_figures
 
     rows, stages = [], ["before"]

@@ -24,7 +24,6 @@ STD_USED_BY = {"std": "FedISM+ (Table IV) and Fed-LWR", "std_sample": "FedCE, Fe
 
 
 def finite(values: Values) -> dict[str, float]:
-    """The sites that have a finite value."""
     found = {site: number(value) for site, value in values.items()}
     return {site: value for site, value in found.items() if value is not None}
 
@@ -86,7 +85,6 @@ def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, fl
 
 
 def best(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
-    """The best served site and its value; of several, the first by name."""
     return worst(values, not higher_is_better)
 
 

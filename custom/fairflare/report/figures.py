@@ -46,7 +46,6 @@ Json = Mapping[str, Any]
 
 @inline("sites")
 def site_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric at each site, best site first, with the mean and its interval."""
     fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return None
@@ -66,7 +65,6 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
 
 @inline("personal")
 def personal_points(figure: Figure, summary: Json) -> str | None:
-    """The headline metric of the shared and of the personal model at each site that has both."""
     own, metric = summary["personal"], label(summary["headline"], summary)
     rows = [row for row in (own or {}).get("rows", ()) if row["difference"] is not None]
     if not rows:
@@ -88,7 +86,6 @@ def personal_points(figure: Figure, summary: Json) -> str | None:
 
 @inline("tests")
 def shared_test_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric on the shared test sets, clean and corrupted."""
     found, metric = summary["test_sets"], label(summary["headline"], summary)
     rows = [row for row in found["rows"] if row["value"] is not None]
     if not rows:
@@ -148,7 +145,6 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
 
 @inline("methods")
 def method_points(figure: Figure, comparison: Json) -> str | None:
-    """Each method's mean over sites and its worst site, averaged over seeds, with 95 % intervals."""
     methods, metric = comparison["methods"], label(comparison["headline"], comparison)
     figure.set_figheight(1.8 + 0.42 * len(methods))
     axes = figure.subplots()
@@ -293,7 +289,6 @@ STAGE_NAMES = {"before": "the model", "after": "after the step"}
 
 
 def clinical_figures(section: Json) -> list[str]:
-    """An SVG per site that released bins, the worst calibrated first."""
     rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
     rows.sort(key=lambda row: (-_miscalibration(row, section["stages"]), row["site"]))
     return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
@@ -397,7 +392,6 @@ def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, An
 
 
 def _intervals(axes: Any, method: Mapping[str, Any], found: Mapping[str, Any], color: str) -> None:
-    """The 95 % intervals of both quantities, where there are any."""
     x, y = (method[found[key]["quantity"]] for key in "xy")
     for key, one, other in (("xerr", x, y), ("yerr", y, x)):
         if one["low"] is not None:
@@ -408,7 +402,6 @@ def _intervals(axes: Any, method: Mapping[str, Any], found: Mapping[str, Any], c
 
 @inline("search")
 def progress(figure: Figure, found: Json) -> str | None:
-    """Each trial's score, and the best so far."""
     from matplotlib.ticker import MaxNLocator
 
     points = [(row["trial"], row["score"]) for row in found["trials"] if row["score"] is not None]
@@ -433,13 +426,11 @@ MOST_LINES = 40
 
 
 def edition_figures(found: Json) -> list[str]:
-    """As inline SVG, without those that have nothing to show."""
     return [svg for svg in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if svg]
 
 
 @inline("joining")
 def _own_benefits(figure: Figure, found: Json) -> str | None:
-    """A point and an interval for every metric, and for every group of patients in the first."""
     metrics = (found["benefit"] or {}).get("metrics") or {}
     rows = [(one["label"], one["row"]) for one in metrics.values() if one["row"]]
     rows += [(f"{one['label']}: {row['group']}", row) for one in metrics.values() for row in one["groups"]]
@@ -471,7 +462,6 @@ def _own_rounds(figure: Figure, found: Json) -> str | None:
 
 @inline("own-weight")
 def _own_weights(figure: Figure, found: Json) -> str | None:
-    """The site's weight round by round, and where it was left out."""
     rounds, part = found["rounds"], found["part"]
     if not any(row["weight"] is not None for row in rounds):
         return None

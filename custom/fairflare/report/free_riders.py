@@ -70,7 +70,6 @@ def rates(runs: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def rate(count: int, of: int) -> Json:
-    """A share with Wilson's 95 % interval."""
     from scipy.stats import binomtest
 
     if not of:
@@ -80,7 +79,6 @@ def rate(count: int, of: int) -> Json:
 
 
 def rider_tables(found: Mapping[str, Any]) -> list[Table]:
-    """A table per method: kinds down, and for each detector how often it found the rider and accused others."""
     return [_table(place, method) for place, method in enumerate(found["methods"], 1)]
 
 

@@ -21,7 +21,6 @@ class RunLog:
         self._path = folder / LOG
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """Write the line."""
         with self._path.open("a", encoding="utf-8") as file:
             try:
                 file.write(f"{entry['time']} {line(entry)}\n")
@@ -31,7 +30,6 @@ class RunLog:
 
 
 def line(entry: Mapping[str, Any]) -> str:
-    """One audit entry in words."""
     if entry["event"] == "start":
         return f"start: {entry['method']} on {entry['task']}, seed {entry['seed']}, {len(entry['sites'])} sites"
     if entry["event"] == "round":
@@ -73,7 +71,6 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder / EVENTS))
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """Write one round's numbers as one event; other entries are not for plots."""
         if entry["event"] != "round":
             return
         from tensorboard.compat.proto.event_pb2 import Event
@@ -84,11 +81,9 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close the event file."""
         self._writer.close()
 
     def _numbers(self, entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-        """Names and values."""
         for site, weight in entry["weights"].items():
             yield f"weight/{site}", weight
         for site, reply in entry["accepted"].items():

@@ -79,7 +79,6 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
 
 
 def _bars(figure: Figure, summary: Json, section: Json) -> str | None:
-    """One bar per site or group."""
     roles, rows = _roles(summary, section), section["rows"]
     shown = [(row["name"] or section["label"], row[section["over"]], _bar_colour(roles, row["name"])) for row in rows]
     axes = bars(figure, shown, digits(value for _, value, _ in shown))

@@ -47,7 +47,6 @@ COLUMNS = {
 
 
 def render_run(summary: Json) -> str:
-    """The page of one run from its report.json; the same summary gives the same bytes."""
     from fairflare.report import figures
     from fairflare.report.notes import noted
     from fairflare.report.numbers import number_table
@@ -88,7 +87,6 @@ def render_edition(found: Json) -> str:
 
 
 def render_compare(comparison: Json) -> str:
-    """The page of a comparison of methods (``compare``); the same comparison gives the same bytes."""
     from fairflare.report.figures import front_figure, method_points, tradeoff
 
     front = comparison.get("pareto")
@@ -113,7 +111,6 @@ def render_compare(comparison: Json) -> str:
 
 
 def _metric_names(summary: Json, metrics: Iterable[Json]) -> dict[str, str]:
-    """Name -> label of every metric that one of ``metrics`` has."""
     return {name: label(name, summary) for name in in_order(name for found in metrics for name in found)}
 
 
@@ -134,7 +131,6 @@ def trials_csv(found: Mapping[str, Any]) -> str:
 
 
 def render_search(found: Json) -> str:
-    """The page of a search from its search.json; the same content gives the same bytes."""
     from fairflare.report.figures import progress
 
     return rendered("search", found=found, figures=drawn([progress(found)]))

@@ -211,7 +211,6 @@ def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) ->
 
 
 def _figures(found: Mapping[str, Any]) -> list[str]:
-    """p values and effect size, as far as there are any."""
     drawn = "" if found.get("p_exact") else " of drawn signs"
     parts = [f"sign-flip p {found['p']:.3g}{drawn}"] if found.get("p") is not None else []
     parts += [f"Holm {found['p_holm']:.3g}"] if found.get("p_holm") not in (None, found.get("p")) else []

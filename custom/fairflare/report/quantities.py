@@ -129,12 +129,10 @@ def site_metrics(run: Json) -> dict[str, dict[str, float | None]]:
 
 
 def metric_row(run: Json, metric: str, values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Mean, worst site and standard deviation (ddof 0) of one metric."""
     return {"mean": mean(values), "worst": worst(values, higher_is_better(metric, run))[1], "std": std(values)}
 
 
 def test_set_metrics(run: Json) -> dict[str, dict[str, float | None]]:
-    """Shared test set -> metric -> the final model's value."""
     return {
         row["name"]: {name: number(value) for name, value in row["metrics"].items()} for row in run["test_sets"]["rows"]
     }
@@ -181,7 +179,6 @@ def _parity(groups: Json, classes: Sequence[str]) -> float | None:
 
 
 def clinical_quantities(run: Json) -> dict[str, float | None]:
-    """The values of ``CLINICAL`` in one run's summary; None where it has none."""
     found = run.get("clinical") or {}
     summary = (found.get("summary") or {}).get(found.get("in_use")) or {}
     return {f"{name}_{over}": (summary.get(name) or {}).get(over) for over in ("worst", "mean") for name in SUMMARISED}

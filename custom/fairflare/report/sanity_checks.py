@@ -71,7 +71,6 @@ def learned_section(
 
 
 def learned_quantities(run: Json) -> dict[str, float | None]:
-    """The values of ``QUANTITIES`` in one run's summary."""
     return {"trivial": (run.get("learned") or {}).get("trivial")}
 
 
@@ -207,7 +206,6 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
 
 
 def _line(values: Sequence[float]) -> tuple[float, float, float]:
-    """Slope per round of the least-squares line, its standard error, and the mean."""
     n, level = len(values), math.fsum(values) / len(values)
     places = [k - (n - 1) / 2 for k in range(n)]
     spread = math.fsum(place**2 for place in places)

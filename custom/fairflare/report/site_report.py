@@ -25,7 +25,6 @@ Json = dict[str, Any]
 
 
 def require_site(summary: Json, site: str) -> None:
-    """Raise UserError unless the run has such a site, and its name may name a file."""
     known = [row["site"] for row in summary["sites"]]
     if site not in known:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(site)}")
@@ -119,7 +118,6 @@ def _standing(summary: Json, values: Mapping[str, float | None], site: str) -> J
 
 
 def _benefit(joined: Json | None, site: str) -> Json | None:
-    """The site's own rows, and why it has none."""
     if not joined:
         return None
     metrics = {
@@ -227,7 +225,6 @@ RULE = (
 
 
 def enough(others: int) -> bool:
-    """Whether anything may be said of so many others together."""
     return others >= LEAST
 
 
@@ -379,7 +376,6 @@ def _result_words(found: Json) -> list[str]:
 
 
 def _without(found: Json) -> list[str]:
-    """The model beside an answer that needs no network."""
     value, trivial = found["result"]["value"], found["result"]["trivial"]
     if trivial is None:
         return []

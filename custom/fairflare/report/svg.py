@@ -112,7 +112,6 @@ def _element(svg: bytes, key: str, title: str) -> str:
 
 
 def _local(name: str) -> str:
-    """A tag or attribute name without its namespace: inside HTML the parser knows it."""
     return name.rpartition("}")[2]
 
 
@@ -148,7 +147,6 @@ def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
 
 
 def whiskers(axes: Axes, intervals: Sequence[Mapping[str, float] | None]) -> None:
-    """The interval of each bar over a site's test patients, from the top; None: that bar has none."""
     known = [(y, ends["low"], ends["high"]) for y, ends in enumerate(intervals) if ends]
     if known:
         places, low, high = zip(*known, strict=True)

@@ -69,7 +69,6 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
 
 
 def piped(lines: Iterable[Iterable[str]]) -> str:
-    """The lines of a Markdown table, whose cells are written out."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
@@ -205,7 +204,6 @@ def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: M
 
 
 def shown(table: Table) -> dict[str, Any]:
-    """What the macro ``one_table`` of the templates takes."""
     heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
     parts = [
         {

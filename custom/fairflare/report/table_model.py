@@ -33,7 +33,6 @@ class Form:
     scale: float = 1.0
 
     def write(self, value: Any) -> str:
-        """The number as people read it; an en dash where there is none."""
         found = number(value)
         scaled = None if found is None else found * self.scale
         return (signed if self.signed else text)(scaled, self.digits)
@@ -89,7 +88,6 @@ class Cell:
 
     @classmethod
     def text(cls, words: Any, **more: Any) -> Cell:
-        """A cell of words."""
         return cls(words=str(words), **more)
 
     def written(self, form: Form) -> str:
@@ -104,12 +102,10 @@ class Cell:
         return own.write(self.value) + self.interval(form)
 
     def interval(self, form: Form) -> str:
-        """ " [0.802, 0.822]", or an empty text."""
         own = self.form or form
         return "" if self.low is None or self.high is None else f" [{own.write(self.low)}, {own.write(self.high)}]"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that say something."""
         numbers = {name: getattr(self, name) for name in NUMBERS}
         kept = {name: value for name, value in numbers.items() if name == "value" or value is not None}
         kept |= {name: getattr(self, name) for name in ("words", "mark", "notes") if getattr(self, name)}
@@ -198,11 +194,9 @@ class Table:
                 )
 
     def cell(self, row: Row, column: Column) -> Cell:
-        """The value of a row in a column; an empty one where the row has none."""
         return row.cells.get(column.key, Cell())
 
     def to_json(self) -> dict[str, Any]:
-        """The table as strict JSON values."""
         columns = [
             {"key": c.key, "title": c.title, "group": c.group, "better": c.better, "scale": c.form.scale}
             for c in self.columns
@@ -246,7 +240,6 @@ def headings(columns: Sequence[Column]) -> list[tuple[str, int]]:
 
 
 def _best(table: Table, column: Column) -> list[str]:
-    """The keys of the rows with the best value of ``column``."""
     written = {
         row.key: round(cell.value * form.scale, form.digits)
         for row in table.rows

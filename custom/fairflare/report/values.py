@@ -65,7 +65,6 @@ def with_half_width(found: Mapping[str, Any]) -> str:
 
 
 def ends(found: Mapping[str, Any], digits: int = 3) -> str:
-    """ "0.81 to 0.85", or an empty text where there is no interval."""
     return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"
 
 
@@ -97,12 +96,10 @@ def listing(items: Iterable[str]) -> str:
 
 
 def stop(sentence: str) -> str:
-    """A sentence with one full stop at its end."""
     return sentence.rstrip(". ") + "."
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter and the rest as it is: "AUC" stays "AUC"."""
     return text[:1].upper() + text[1:]
 
 
@@ -131,12 +128,10 @@ def meaning(metric: str, found: Json) -> str:
 
 
 def chance(metric: str, found: Json) -> float | None:
-    """What guessing gets; None where that is not known."""
     return number(_told_of(metric, found).get("chance"))
 
 
 def higher_is_better(metric: str, found: Json) -> bool:
-    """Whether a larger value is a better one."""
     said = _told_of(metric, found).get("higher_is_better")
     return named(metric).higher_is_better if said is None else bool(said)
 

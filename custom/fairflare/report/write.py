@@ -249,7 +249,6 @@ def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mappi
 
 
 def _choice(config: Mapping[str, Any]) -> Choice:
-    """How a run chooses its best model, as its configuration says; raises UserError for what no run writes there."""
     by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
     if by == NO_CHOICE:
         return Choice()
