@@ -24,7 +24,6 @@ class Data:
 
     Args:
         key: short name, a folder's too.
-        title: as the paper calls it.
         task: "name:preset" that reads the user's copy.
         needs: files or folders below the data folder that the task reads.
         stand_in: "name:preset" of an embedded task; empty: nothing stands for it.
@@ -50,8 +49,6 @@ class Row:
     """One line of a table.
 
     Args:
-        key: short name.
-        title: as printed.
         label: METHOD with settings of its own, as ``fairflare compare`` takes it.
         group: heading over neighbouring rows.
         on: data key -> label in place of ``label``, where a paper tuned it for each data set.
@@ -82,12 +79,8 @@ class Column:
     """One column, or several that a measure makes of one (each site, each domain, each group).
 
     Args:
-        key: short name.
-        title: as printed.
         measure: name of a function of ``measures``.
         given: its further arguments.
-        better: which values are better.
-        digits: decimals.
         scale: 100 for per cent.
     """
 
@@ -114,10 +107,8 @@ class Table:
 
     Args:
         key: short name: "2", or "4a".
-        title: what it shows.
         rows: methods, or points of a sweep.
         blocks: columns by data set.
-        seeds: matched over rows.
         spread: what stands behind "±": nothing; "seeds": over seeds; "last-rounds": over seeds and the last five
             rounds together.
         ddof: of that spread.
@@ -128,7 +119,6 @@ class Table:
         stub: heading of the rows' titles.
         draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
             row over rounds), "bars" (a group of bars per row), "landscape", "density".
-        axes: titles of the two axes.
         published: name of a file of numbers that the paper printed; empty: none at hand.
         values: ``--set`` pairs of all its runs.
         rounds: in place of the task's.
@@ -163,8 +153,6 @@ class Exhibit:
 
     Args:
         name: of the command, "fedheal-2" or "fedism-figure-5".
-        title: one line.
-        tables: one, or a figure's panels.
     """
 
     name: str
@@ -181,9 +169,7 @@ class Paper:
     """A paper's exhibits.
 
     Args:
-        key: "fedheal".
         words: authors, short title, venue and year.
-        exhibits: in the paper's order.
     """
 
     key: str

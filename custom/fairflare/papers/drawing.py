@@ -24,12 +24,7 @@ Draw = Callable[["Figure", declaration.Table, Table, Columns], bool]
 
 
 def drawn(panel: declaration.Table, table: Table) -> list[str]:
-    """SVG elements of a panel.
-
-    Args:
-        panel: the declaration, which says how.
-        table: its numbers.
-    """
+    """SVG elements of a panel."""
     if not panel.draw:
         return []
     draw = {"curve": _curves, "rounds": _over_columns, "density": _over_columns, "bars": _bars, "landscape": _maps}

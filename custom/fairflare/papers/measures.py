@@ -29,7 +29,6 @@ class Run:
     """A finished run.
 
     Attributes:
-        report: the content of report.json.
         scores: round -> shared test set -> metric -> value, of the rounds that were scored.
         elsewhere: options of the task ("alpha=1") -> mean, std_sample and more of the final model on test patients that
             are dealt to the sites as these options say.

@@ -26,7 +26,6 @@ class Used:
     """What a block of columns was measured on.
 
     Attributes:
-        data: as declared.
         task: "name:preset" that ran.
         stands_in: whether that is not the paper's data.
         runs: row's key -> seed -> run.
@@ -44,9 +43,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
     """The table with its numbers.
 
     Args:
-        table: the declaration.
         key: name of the table in files and labels.
-        used: one per block, in order.
         published: numbers that the paper printed, shown where the data are its own.
     """
     found = [_block(table, block, one) for block, one in zip(table.blocks, used, strict=True)]
@@ -70,12 +67,6 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
     """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups.
-
-    Args:
-        table: the declaration.
-        key: name of the new table.
-        used: see ``tabulated``.
-        first: key of the reference row.
 
     Returns:
         Means with 95 % t-intervals over seeds; None without that row, other rows or a second seed.

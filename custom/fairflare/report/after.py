@@ -34,10 +34,6 @@ MARGINAL = (
 def after_sections(trail: Trail, sites: Sequence[str]) -> list[Json]:
     """One section per step that was taken, in the order of the log.
 
-    Args:
-        trail: the run.
-        sites: names, in the order of the rows.
-
     Returns:
         step, title, by, split, remark, note; stages and metrics that there are (name -> words); shared: parameters of
         all (and of groups, by name); rows: site, n, n_calibration, parameters, values (stage -> metric -> mean over

@@ -99,10 +99,6 @@ def sampled_shapley(
     The mean over the orders of what a site adds to those before it (Castro et al., Computers & Operations Research 36,
     2009): its expectation is ``shapley``. Every order's additions sum to U(all) - U(none), so the means do, too.
 
-    Args:
-        orders: each of all sites.
-        utilities: of the coalitions in ``prefixes``.
-
     Returns:
         site -> {"value", "se"}; se is None for a single order.
 

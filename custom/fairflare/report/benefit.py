@@ -20,11 +20,6 @@ MOST_NAMED = 3
 def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]) -> Json | None:
     """What the log says of it; None where the run did not ask.
 
-    Args:
-        trail: the run's.
-        sites: its sites, in natural order.
-        about: what the task is, see ``engine.setup.about``.
-
     Returns:
         metric (the one that the first sentence is in), trainer (of the sites alone), draws and level (of the
         intervals), rejected (site -> why), and metrics: name -> label, higher_is_better, sites, groups, counts
@@ -95,12 +90,7 @@ def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], hig
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:
-    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told."
-
-    Args:
-        rows: of the sites.
-        metric: its name in words.
-    """
+    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told." """
     told = [row for row in rows if row["verdict"] is not None]
     by_verdict = {name: [row for row in told if row["verdict"] == name] for name in VERDICTS}
     gain, lose, unclear = (by_verdict[name] for name in VERDICTS)

@@ -29,10 +29,8 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
     """What the sites' released sums say; None where no site has released any.
 
     Args:
-        trail: the run.
         config: config.json, whose ``after`` names the step that is a part of the run, if one is.
         about: of the task: classes, and what ``clinical`` says of event and threshold.
-        sites: names, in the order of the rows.
 
     Returns:
         event (a class; None: that the likeliest class is the right one), threshold, min_count, step (that changed the

@@ -142,7 +142,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
 
     Args:
         runs: seed -> the run of one method; all methods have the same data within a seed.
-        seeds: those that count.
 
     Returns:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
@@ -232,13 +231,6 @@ def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[boo
 
 def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, bool], names: Mapping[str, str]) -> Json:
     """The methods of a comparison as points.
-
-    Args:
-        comparison: with methods, each of which has ``x`` and ``y`` as means with intervals.
-        x: a quantity.
-        y: another.
-        better: see ``dominated_by``.
-        names: quantity -> what it is called.
 
     Returns:
         x and y ({"quantity", "name", "higher_is_better"}); points: label, x, y (means), dominated_by (labels), the best

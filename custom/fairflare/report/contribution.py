@@ -60,7 +60,6 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     Args:
         found: one result per seed: sites (rows with site and drop, which is above 0 where the score is worse without
             it), methods (label -> site -> weight, and "examples"), shapley (site -> value and se) or None.
-        labels: methods whose weights are compared with the shares.
 
     Returns:
         leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
@@ -86,11 +85,7 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
 
 
 def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
-    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights.
-
-    Args:
-        found: the content of contribution.json.
-    """
+    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights."""
     together, how = found["together"], found["shapley_by"]
     columns = [
         Column("drop", "Drop without it", group="Leave-one-out", form=Form(signed=True)),

@@ -26,7 +26,6 @@ def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
     Args:
         config: of the run. Older ones do not say it: there the results of own models are those of the trainer, unless
             that is the plain one, beside which a rule may show models that no site uses.
-        personal: the section of them.
     """
     about = config.get("about") or {}
     if personal is None:
@@ -108,12 +107,6 @@ QUANTITIES = {
 def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: bool) -> Json | None:
     """Shared and personal results side by side; None where no site has reported a personal model.
 
-    Args:
-        trail: the run.
-        sites: names, in the order of the rows.
-        headline: the metric that fairness is reported in.
-        higher: whether its higher values are better.
-
     Returns:
         metric, split; rows: site, shared and personal (headline metric, test split), difference (personal minus
         shared), shared_val, personal_val, test, val and intervals (every metric of the personal model); shared and
@@ -188,10 +181,6 @@ def chosen_section(
 
     Args:
         trail: the run's records, with the last model's results as the evaluation.
-        config: config.json.
-        sites: names, in the order of the rows.
-        headline: the metric.
-        higher: whether its higher values are better.
 
     Returns:
         by, words, weight (of a trade-off, else None), metric, round, rounds, is_last, headline ("final" or "best",

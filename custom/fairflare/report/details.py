@@ -31,7 +31,6 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     """Beside ``QUANTITIES``, each value as mean and 95 % interval over seeds.
 
     Args:
-        runs: one method's, in the order of the seeds.
         everyone: label -> the runs of every method of the comparison, in the same order.
 
     Returns:

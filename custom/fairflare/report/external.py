@@ -112,11 +112,6 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
     """The run's model beside the hospital's own, from ``engine.benefit.measured``.
 
-    Args:
-        numbers: what that has returned.
-        name: of the hospital's own model.
-        metrics: name -> label.
-
     Returns:
         model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
         its interval.

@@ -66,8 +66,6 @@ def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: i
     the corrupted test set, hence 0.4 times the distance of the two.
 
     Args:
-        clean: the metric that every clean client is given.
-        corrupted: the metric that every corrupted client is given.
         n_clean: >= 0 clients.
         n_corrupted: >= 0 clients, with ``n_clean`` at least 1.
     """

@@ -257,9 +257,6 @@ def draw_benefits(
     """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
 
     Args:
-        figure: to draw in; its height follows the rows.
-        rows: each with benefit, low, high and verdict.
-        what: the axis is of.
         words: verdict -> what the legend says; the verdicts themselves by default.
     """
     figure.set_figheight(1.7 + 0.26 * len(rows))

@@ -73,7 +73,6 @@ def split_name(name: str, keys: Sequence[str], classes: Sequence[str]) -> tuple[
     """The class and the attributes' values in a joint group's name: "died, female" -> ("died", "female").
 
     Args:
-        name: as ``data.grouping`` makes it.
         keys: what the grouping goes by, "label" among them, e.g. ("label", "sex").
         classes: the classes' names, which may hold commas.
 
@@ -209,7 +208,6 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
     """How the final model does in the groups of the run, on the sites' own test splits.
 
     Args:
-        trail: the run's records.
         config: config.json, of which ``group_by`` and ``min_count`` are read.
         about: of the task: classes, groups (every name, in order) and group_metric, where known.
 

@@ -59,7 +59,6 @@ class TensorBoard:
     Of the rule's notes it writes ``note_<name>`` (per round) and ``note_<name>/<site or group>``.
 
     Args:
-        folder: the run's folder.
         notes: what the rule declares, see ``core.notes.Note.to_json``.
     """
 

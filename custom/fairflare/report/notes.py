@@ -22,7 +22,6 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
     Args:
         trail: the run's records; the first one declares the notes (``core.notes.Note.to_json``).
-        data_shares: site -> n_k / n.
 
     Returns:
         what the log declares of the note, and rounds (with a number of it). Of a note per round, site or group: rows
@@ -36,12 +35,7 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
 
 def series(rounds: Sequence[Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Name -> value per recorded round of a note per round, site or group; the name of a note per round is "".
-
-    Args:
-        rounds: records or rows of rounds, with "notes".
-        section: of ``note_sections``.
-    """
+    """Name -> value per recorded round of a note per round, site or group; the name of a note per round is ""."""
     each = [_flat(row, section["name"], section["per"] == "round") for row in rounds]
     return {name: [values.get(name) for values in each] for name in in_order(n for values in each for n in values)}
 

@@ -41,10 +41,7 @@ def learned_section(
     """What the final model is held against, and whether its last rounds still brought something.
 
     Args:
-        trail: the run.
         rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
-        headline: the metric.
-        higher: whether its higher values are better.
         about: of the task: the metrics in words, with chance levels, and the classes.
         own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 

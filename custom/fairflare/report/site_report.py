@@ -36,9 +36,7 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
     """The content of ``SITE.json``, from which the page is written.
 
     Args:
-        summary: of the run, see ``summarise``.
         trail: its records, with the results that the summary counts.
-        site: whose edition it is.
 
     Returns:
         format, site, what it is, sites (how many), run (method, task, rounds, status, seed), headline and metrics in
@@ -231,10 +229,6 @@ def enough(others: int) -> bool:
 def standing(values: Mapping[str, float | None], site: str) -> Json:
     """Where a site's value lies among those of all.
 
-    Args:
-        values: site -> value.
-        site: whose page it is.
-
     Returns:
         own; others: how many have a value; mean: theirs; halves: means of the lower and of the upper half of them, from
         ``2 * LEAST`` others on; part: which of ``PARTS`` of all values the own one is in, from then on. None instead of
@@ -254,13 +248,7 @@ def standing(values: Mapping[str, float | None], site: str) -> Json:
 
 
 def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: bool) -> str:
-    """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said.
-
-    Args:
-        found: see ``standing``.
-        what: the value in words, as "accuracy".
-        higher_is_better: of it.
-    """
+    """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
     others = found["others"]
     if found["mean"] is None:
         few = (
@@ -289,11 +277,6 @@ def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list
     """The others' mean in every round, over the hospitals that have a value in all of them; [] where these are too few.
 
     With other hospitals in one round than in the next the difference would tell of a single one.
-
-    Args:
-        rows: of the rounds.
-        part: "metric" or another mapping of a row by site.
-        site: whose page it is.
     """
     each = [set(finite(row[part])) - {site} for row in rows]
     always = sorted(set.intersection(*each)) if each else []

@@ -231,10 +231,6 @@ def _meaning(finding: Mapping[str, Any]) -> str:
 def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """The content of report.json.
 
-    Args:
-        summary: what ``summarise`` made of the run.
-        entries: the audit log.
-
     Returns:
         method, title, task, seed, rounds (done), env, status, reason;
         sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), intervals (metric ->
@@ -281,7 +277,6 @@ def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, st
     """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
 
     Args:
-        rounds: records of rounds, see ``Trail``.
         table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
 
     Returns:

@@ -50,7 +50,6 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
     """A Markdown table with its caption above and its footnotes below.
 
     Args:
-        table: what to write.
         heading: level of a heading with the table's title, 1 to 6; None: no heading.
     """
     names = [f"{c.group}: {c.title}" if c.group else c.title for c in table.columns]
@@ -124,8 +123,6 @@ def as_html(
     """One page that needs nothing beside it, in light, dark and print, in the style of the reports.
 
     Args:
-        title: of the page.
-        tables: in order.
         lead: sentences above the tables, each a paragraph.
         figures: SVG elements of ``report.svg``, which escapes what they hold; no other markup is let through.
         facts: name -> text, at the end: the command, versions, the machine.
@@ -151,13 +148,7 @@ def write_tables(
     """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
 
     Args:
-        folder: where.
-        name: of the files, without an ending.
-        title: of the page and of the Markdown file.
-        tables: in order.
         lead: see ``as_html``; stands in the Markdown file, too.
-        figures: see ``as_html``.
-        facts: see ``as_html``; stands in the Markdown and JSON files, too.
         more: further values of the JSON file.
         with_json: False where the caller writes NAME.json in a form of its own.
     """

@@ -50,11 +50,7 @@ class Cell:
     """One value of a table.
 
     Args:
-        value: the number, or None where there is none.
-        low: the lower end of its interval, if it has one.
-        high: the upper end.
         spread: what stands behind "±" (half an interval, a standard deviation: the caption says which).
-        n: how many values it is of.
         published: the number that a paper prints in this place, on the same data.
         words: text in place of a number.
         mark: "best" of a column, "dominated" (another row is at least as good in every compared column).
@@ -78,9 +74,7 @@ class Cell:
         """A mean with its interval ({"mean", "low", "high", "n"}, see ``fairness.mean_ci``).
 
         Args:
-            found: the mean.
             half: write "0.812 ± 0.010" and not "0.812 [0.802, 0.822]".
-            **more: other arguments of the class.
         """
         mean, low, high = (found.get(key) for key in ("mean", "low", "high"))
         spread = None if high is None or mean is None or not half else high - mean
@@ -117,8 +111,6 @@ class Column:
     """A column.
 
     Args:
-        key: its name in CSV and JSON.
-        title: its heading.
         group: a heading above it and its neighbours of the same group.
         better: which values are better, "" where neither are.
         form: how its numbers are written.
@@ -138,8 +130,6 @@ class Row:
     """A row.
 
     Args:
-        key: its name in CSV and JSON.
-        title: its heading.
         cells: column -> value; one that is not there is empty.
         group: a heading above it and its neighbours of the same group.
         notes: numbers of footnotes.
@@ -158,10 +148,6 @@ class Table:
 
     Args:
         key: its name in files and labels: small letters, digits, ".", "_" and "-".
-        title: a few words.
-        columns: those beside the rows' headings.
-        rows: all of it.
-        stub: the heading of the rows' headings.
         caption: what the numbers are, what "±" is, which data they are of.
         footnotes: sentences; cells and rows name them by number, from 1.
 

@@ -150,7 +150,6 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
     be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
     Args:
-        folder: the run's.
         head: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
 
     Raises:
