@@ -19,7 +19,7 @@ import re
 import sys
 from pathlib import Path
 
-from fairflare.report.tables import NAMES
+from fairflare.report.quantities import NAMES
 from fairflare.report.values import with_half_width, with_interval
 
 RESULTS = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from printed_commands import ROOT
 from cases import each
 from fairflare.app import cli
 from fairflare.app.describe import method_rows
-from fairflare.report.tables import as_csv
+from fairflare.report.compare_tables import comparison_csv as as_csv
 
 RESULTS = ROOT / "docs" / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/compare.json"))

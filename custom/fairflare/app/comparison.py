@@ -18,10 +18,11 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
+from fairflare.report.compare_tables import comparison_csv as as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.page import render_compare
 from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
-from fairflare.report.tables import as_csv, as_markdown
 
 
 def compare_all(

@@ -29,8 +29,7 @@ from fairflare.functional.shapley import Coalition
 from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
-from fairflare.report.table_files import write_tables
-from fairflare.report.tables import machine
+from fairflare.report.table_files import machine, write_tables
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000

@@ -32,9 +32,8 @@ from fairflare.papers.drawing import drawn, standalone
 from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated
-from fairflare.report.table_files import write_tables
-from fairflare.report.table_model import Table as Shown
-from fairflare.report.tables import machine
+from fairflare.report.table_files import Table as Shown
+from fairflare.report.table_files import machine, write_tables
 
 Json = dict[str, Any]
 

@@ -19,8 +19,8 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.landscape import filter_normalised, loss_grid
 from fairflare.papers.declaration import Table
-from fairflare.report.table_model import Cell, Column, Form, Row
-from fairflare.report.table_model import Table as Shown
+from fairflare.report.table_files import Cell, Column, Form, Row
+from fairflare.report.table_files import Table as Shown
 from fairflare.tasks.base import TestSet
 
 STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)

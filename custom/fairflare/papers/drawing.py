@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.papers import declaration
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
-from fairflare.report.table_model import Cell, Column, Table
+from fairflare.report.table_files import Cell, Column, Table
 from fairflare.report.values import number
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
-from fairflare.report import table_model as model
+from fairflare.report import table_files as model
 from fairflare.report.fairness import mean_ci
 from fairflare.report.values import in_order
 

@@ -116,6 +116,7 @@ def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
 
 
 def _error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean."""
     if len(values) < 2:
         return None
     centre = math.fsum(values) / len(values)

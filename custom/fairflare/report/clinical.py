@@ -13,6 +13,7 @@ from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import Entry, Trail
+from fairflare.report.fairness import absolute, weighted
 from fairflare.report.quantities import SUMMARISED
 from fairflare.report.values import number
 
@@ -42,7 +43,9 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
         high, n of each bin), decisions (threshold, net_benefit, low, high, all) and flagged.
     """
     said = about.get("clinical") or {}
-    event, threshold = said.get("event", _second(about)), number(said.get("threshold")) or 0.5
+    classes = about.get("classes") or []
+    second = str(classes[1]) if len(classes) == LEAST_CLASSES else None
+    event, threshold = said.get("event", second), number(said.get("threshold")) or 0.5
     record = _step(trail)
     before = {site: _numbers((trail.evaluation.get("sites") or {}).get(site), CLINICAL) for site in sites}
     after = {site: _numbers(record.get(CLINICAL), site) for site in sites}
@@ -80,11 +83,6 @@ def views(numbers: Numbers, threshold: float) -> dict[str, Json]:
     """ "" and group -> a view, as ``clinical_section`` has them, of what one site has released of one model."""
     found = {cell: _view(numbers, cell, {}, threshold) for cell in ("", *_cells([numbers]))}
     return {cell: view for cell, view in found.items() if view}
-
-
-def _second(about: Json) -> str | None:
-    classes = about.get("classes") or []
-    return str(classes[1]) if len(classes) == LEAST_CLASSES else None
 
 
 def _step(trail: Trail) -> Entry:
@@ -194,30 +192,18 @@ def _moved(edges: Array, intercept: float, slope: float) -> Array:
 
 
 def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
-    return {
-        "group": group,
-        "n": sum(cell[stages[0]]["n"] for cell in cells if cell[stages[0]]),
-        "sites": len(cells),
-        **{stage: _of_cells([cell[stage] for cell in cells if cell[stage]]) for stage in stages},
-    }
+    views = {stage: [cell[stage] for cell in cells if cell[stage]] for stage in stages}
+    n = sum(view["n"] for view in views[stages[0]])
+    return {"group": group, "n": n, "sites": len(cells), **{stage: _of_cells(found) for stage, found in views.items()}}
 
 
 def _of_cells(views: Sequence[Json]) -> Json:
-    means = {name: _weighted([(view["n"], view[name]["value"]) for view in views]) for name in SUMMARISED[:2]}
+    means = {name: weighted((view["n"], view[name]["value"]) for view in views) for name in SUMMARISED[:2]}
     known = [view for view in views if view["rates"]]
     counts = {name: sum(view[name] for view in known) for name in ("positives", "flagged", "true_positives")}
     return {**means, "rates": _rates(sum(view["n"] for view in known), counts) if known else {}}
 
 
-def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
-    known = [(n, value) for n, value in pairs if value is not None]
-    total = sum(n for n, _ in known)
-    return sum(n * value for n, value in known) / total if total else None
-
-
 def _over_sites(rows: Sequence[Json], stage: str, name: str) -> Json:
-    views = {row["site"]: row[stage] for row in rows if row[stage]}
-    values = {site: abs(v) for site, view in views.items() if (v := view[name]["value"]) is not None}
-    worst = max(values, key=lambda site: (values[site], site), default=None)
-    mean = sum(values.values()) / len(values) if values else None
-    return {"mean": mean, "worst": None if worst is None else values[worst], "worst_site": worst, "sites": len(values)}
+    values = {row["site"]: row[stage][name]["value"] for row in rows if row[stage]}
+    return {**absolute(values), "sites": sum(value is not None for value in values.values())}

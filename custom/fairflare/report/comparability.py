@@ -17,7 +17,7 @@ Groups = dict[str, dict[Any, Json]]
 
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
-    "the options of the task": lambda run: _without_seed(run["task"]["options"]),
+    "the options of the task": lambda run: {**(run["task"]["options"] or {}), DATA_SEED: None},
     "the headline metric": lambda run: run["headline"],
     "the list of sites": lambda run: [row["site"] for row in run["sites"]],
     "the grouping": lambda run: (run.get("groups") or {}).get("by"),
@@ -131,10 +131,6 @@ def _unequal(kind: str, settings: Mapping[str, Json]) -> list[str]:
 
 def _any(group: Mapping[Any, Json]) -> Json:
     return next(iter(group.values()))
-
-
-def _without_seed(options: Json | None) -> Json:
-    return {key: value for key, value in (options or {}).items() if key != DATA_SEED}
 
 
 def _sizes(run: Json) -> dict[str, int]:

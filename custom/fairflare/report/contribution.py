@@ -22,7 +22,7 @@ from fairflare.report.agreement import (
 )
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import corrected, holm, paired
-from fairflare.report.table_model import Cell, Column, Form, Row, Table
+from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import plural
 
 Json = dict[str, Any]

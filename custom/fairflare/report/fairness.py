@@ -86,6 +86,21 @@ def best(values: Values, higher_is_better: bool = True) -> tuple[str | None, flo
     return worst(values, not higher_is_better)
 
 
+def absolute(values: Values) -> dict[str, Any]:
+    """Mean and worst of the absolute values over sites, the last of several worst by name."""
+    known = {site: abs(value) for site, value in values.items() if value is not None}
+    lowest = max(known, key=lambda site: (known[site], site), default=None)
+    average = sum(known.values()) / len(known) if known else None
+    return {"mean": average, "worst": None if lowest is None else known[lowest], "worst_site": lowest}
+
+
+def weighted(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Mean of (weight, value), without those that lack one of both."""
+    known = [(n, value) for n, value in pairs if n and value is not None]
+    total = sum(n for n, _ in known)
+    return sum(n * value for n, value in known) / total if total else None
+
+
 def gap(values: Values) -> float | None:
     """Distance between the best and the worst site, >= 0; 0 for a single site."""
     known = finite(values).values()

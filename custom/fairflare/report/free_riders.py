@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from fairflare.report.table_model import Cell, Column, Row, Table
+from fairflare.report.table_files import Cell, Column, Row, Table
 
 Json = dict[str, Any]
 DETECTORS = {

@@ -55,7 +55,9 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     if note.shares and note.per == "site":
         for row in rows:
             row["data_share"] = number(data_shares.get(row["name"]))
-        section["agreement"] = _agreement(rows)
+        known = [row for row in rows if row["data_share"] is not None]
+        last, data = ({row["name"]: row[key] for row in known} for key in ("last", "data_share"))
+        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
 
 
@@ -71,12 +73,6 @@ def _mark(rows: Sequence[Json], factor: float) -> float:
         row["ratio"] = row["median"] / usual if usual else None
         row["marked"] = row["ratio"] is not None and row["ratio"] > factor
     return usual
-
-
-def _agreement(rows: Sequence[Json]) -> Json:
-    known = [row for row in rows if row["data_share"] is not None]
-    last, data = ({row["name"]: row[key] for row in known} for key in ("last", "data_share"))
-    return {"of": "last", "with": "data_share", **agreement(last, data)}
 
 
 def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from fairflare.report import sentences as words
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.deployed_model import remark
-from fairflare.report.table_files import shown
+from fairflare.report.table_files import csv_text, shown
 from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import in_order, label
 
@@ -119,15 +117,10 @@ TRIAL_COLUMNS = ("score", "mean", "worst", "worst_site")
 
 def trials_csv(found: Mapping[str, Any]) -> str:
     """A line per trial: number, each setting, score, mean and worst site on validation, and why one failed."""
-    file = io.StringIO()
-    names = list(found["over"])
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["trial", *names, *TRIAL_COLUMNS, "reason"])
-    for row in found["trials"]:
-        writer.writerow(
-            [row["trial"], *(row["values"][name] for name in names), *(row[key] for key in (*TRIAL_COLUMNS, "reason"))]
-        )
-    return file.getvalue()
+    names, kept = list(found["over"]), (*TRIAL_COLUMNS, "reason")
+    rows = found["trials"]
+    lines = [[row["trial"], *(row["values"][name] for name in names), *(row[key] for key in kept)] for row in rows]
+    return csv_text(["trial", *names, *kept], lines)
 
 
 def render_search(found: Json) -> str:

@@ -217,15 +217,15 @@ def preflight_section(trail: Trail) -> list[Json]:
     """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
     looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
     rows = [
-        {"site": site, **{key: f.get(key) for key in ("level", "split", "count", "code")}, "meaning": _meaning(f)}
+        {
+            "site": site,
+            **{key: f.get(key) for key in ("level", "split", "count", "code")},
+            "meaning": CODES.get(str(f.get("code")), "not known to this version"),
+        }
         for site in in_order(looked)
         for f in (looked[site] or {}).get("findings") or ()
     ]
     return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
-
-
-def _meaning(finding: Mapping[str, Any]) -> str:
-    return CODES.get(str(finding.get("code")), "not known to this version")
 
 
 def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:

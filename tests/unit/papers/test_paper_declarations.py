@@ -13,7 +13,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.papers.index import PAPERS, exhibits, named
 from fairflare.papers.measures import MEASURES
 from fairflare.papers.tabulate import published_numbers
-from fairflare.report.table_model import KEY
+from fairflare.report.table_files import KEY
 
 TABLES = [
     pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")
