@@ -14,8 +14,8 @@ from typing import Any
 
 from fairflare.report import paired as statistics
 from fairflare.report.fairness import mean_ci
-from fairflare.report.metrics import higher_is_better
 from fairflare.report.quantities import QUANTITIES, better_higher
+from fairflare.report.values import higher_is_better
 
 RUNS, PAGE = "runs.csv", "compare.md"
 DROPPED = ("compare.json", "compare.csv", "compare.tex", "tables.csv")

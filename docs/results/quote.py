@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import kept  # noqa: E402
 
-from fairflare.report.tables import NAMES  # noqa: E402
+from fairflare.report.quantities import NAMES  # noqa: E402
 from fairflare.report.values import with_half_width, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from printed_commands import ROOT
 from cases import each
 from fairflare.app import cli
 from fairflare.app.describe import method_rows
-from fairflare.report.tables import NAMES
+from fairflare.report.quantities import NAMES
 from fairflare.report.values import with_half_width, with_interval
 
 RESULTS = ROOT / "docs" / "results"

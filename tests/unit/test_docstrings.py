@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
 def public(tree):
     """The module, and every class that others can name; lint asks no more of functions, whose names may say it all."""
     yield tree, "module"
-    for node in ast.walk(tree):
+    for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node, node.name
 

@@ -35,13 +35,14 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
+from fairflare.report.compare_tables import comparison_csv as as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.deployed_model import SHOWN
 from fairflare.report.fairness import gap, mean, mean_ci, std, worst
 from fairflare.report.page import render_compare
 from fairflare.report.paired import hierarchical
 from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
-from fairflare.report.tables import as_csv, as_markdown
 from fairflare.tasks.base import Task
 
 

@@ -13,8 +13,7 @@ from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.external import discrimination, evaluation, render
-from fairflare.report.metrics import label
-from fairflare.report.values import ends, plural, signed, text
+from fairflare.report.values import ends, label, plural, signed, text
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig

@@ -37,8 +37,7 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report import EDITIONS, EVALUATION_PAGE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
-from fairflare.report.log import LOG
-from fairflare.report.tensorboard import FOLDER as EVENTS
+from fairflare.report.log import EVENTS, LOG
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"

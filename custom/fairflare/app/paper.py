@@ -38,16 +38,14 @@ from fairflare.engine.setup.config import RunConfig, checked_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_text
 from fairflare.functional.landscape import filter_normalised, loss_grid
-from fairflare.papers import published
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
 from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import Beside, Run
-from fairflare.papers.tabulate import Used, differences, file_name, tabulated
-from fairflare.report.table_files import write_tables
-from fairflare.report.table_model import Cell, Column, Form
-from fairflare.report.table_model import Row as ShownRow
-from fairflare.report.table_model import Table as Shown
+from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated
+from fairflare.report.table_files import Cell, Column, Form, write_tables
+from fairflare.report.table_files import Row as ShownRow
+from fairflare.report.table_files import Table as Shown
 from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]
@@ -237,7 +235,7 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     for table, places in zip(plan.tables, plan.places, strict=True):
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
-        printed, source = published.read(table.published) if table.published else (None, "")
+        printed, source = published_numbers(table.published) if table.published else (None, "")
         shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
         beside = None if table.draw else differences(table, f"{key}-differences", used)
         shown += [beside] if beside else []

@@ -13,13 +13,12 @@ from fairflare.app.console import say, show_table
 from fairflare.app.display import note, out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
+from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.deployed_model import remark
 from fairflare.report.free_riders import DETECTORS
-from fairflare.report.metrics import label
-from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences
-from fairflare.report.values import plural, with_half_width
+from fairflare.report.values import label, plural, with_half_width
 
 LABELS = {
     "mean": "mean over sites",
@@ -156,7 +155,7 @@ def _number(value: float | None) -> str:
 
 def editions(found: Mapping[str, Any], folder: Path) -> None:
     """Where the pages of hospitals are, with the first sentence of each."""
-    from fairflare.report.site_report_sentences import opening
+    from fairflare.report.site_report import opening
 
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")

@@ -39,8 +39,7 @@ from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.engine.setup.site_parts import part
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
-from fairflare.report.log import RunLog
-from fairflare.report.tensorboard import TensorBoard
+from fairflare.report.log import RunLog, TensorBoard
 from fairflare.tasks.own.script import Script
 
 LEAST_FREE = 1 << 16

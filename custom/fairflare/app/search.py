@@ -39,7 +39,7 @@ from fairflare.engine.setup.config import RunConfig, make_config, site_of_client
 from fairflare.engine.setup.local import SITES, LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
-from fairflare.report.search import render_search, trials_csv
+from fairflare.report.page import render_search, trials_csv
 from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from fairflare.engine.setup.assembly import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report import REPORT
-from fairflare.report.tables import machine
+from fairflare.report.table_files import machine
 from fairflare.report.write import verify_run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.papers import declaration
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
-from fairflare.report.table_model import Cell, Column, Table
+from fairflare.report.table_files import Cell, Column, Table
 from fairflare.report.values import number
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ Draw = Callable[["Figure", declaration.Table, Table, Columns], bool]
 
 
 def drawn(panel: declaration.Table, table: Table) -> list[str]:
-    """SVG elements of a panel.
-
-    Args:
-        panel: the declaration, which says how.
-        table: its numbers.
-    """
+    """SVG elements of a panel."""
     if not panel.draw:
         return []
     draw = {"curve": _curves, "rounds": _over_columns, "density": _over_columns, "bars": _bars, "landscape": _maps}
@@ -49,7 +44,6 @@ def _titled(
 
 
 def standalone(svg: str) -> str:
-    """An SVG element as a file of its own."""
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
@@ -73,7 +67,6 @@ def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Col
 
 
 def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A line per row over the columns, which are rounds or bins."""
     axes = figure.subplots()
     places = [_float(column.title) for column in columns]
     known = False
@@ -85,7 +78,6 @@ def _over_columns(figure: Figure, panel: declaration.Table, table: Table, column
 
 
 def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A group of bars per column, a bar per row."""
     axes = figure.subplots()
     width = 0.8 / max(1, len(table.rows))
     known = False

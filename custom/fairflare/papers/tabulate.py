@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
-from fairflare.papers.published import Published
-from fairflare.report import table_model as model
+from fairflare.report import table_files as model
 from fairflare.report.fairness import mean_ci
 from fairflare.report.values import in_order
 
@@ -25,7 +26,6 @@ class Used:
     """What a block of columns was measured on.
 
     Attributes:
-        data: as declared.
         task: "name:preset" that ran.
         stands_in: whether that is not the paper's data.
         runs: row's key -> seed -> run.
@@ -43,9 +43,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
     """The table with its numbers.
 
     Args:
-        table: the declaration.
         key: name of the table in files and labels.
-        used: one per block, in order.
         published: numbers that the paper printed, shown where the data are its own.
     """
     found = [_block(table, block, one) for block, one in zip(table.blocks, used, strict=True)]
@@ -69,12 +67,6 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
     """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups.
-
-    Args:
-        table: the declaration.
-        key: name of the new table.
-        used: see ``tabulated``.
-        first: key of the reference row.
 
     Returns:
         Means with 95 % t-intervals over seeds; None without that row, other rows or a second seed.
@@ -201,3 +193,15 @@ def _with_published(
 def file_name(name: str) -> str:
     """A name that the files of a table may have."""
     return re.sub(r"[^a-z0-9._-]", "-", name.lower())
+
+
+Published = dict[tuple[str, str], float]
+"""(row, column) -> the printed number."""
+FOLDER = Path(__file__).parent / "data"
+
+
+def published_numbers(name: str) -> tuple[Published, str]:
+    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them."""
+    lines = (FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    source = lines[0].removeprefix("#").strip()
+    return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source

@@ -50,11 +50,9 @@ class Trail:
 
     @property
     def status(self) -> str:
-        """ "completed" or "failed" as the log says, "unfinished" where it does not."""
         return str(self.finish.get("status") or "unfinished")
 
     def sites(self) -> list[str]:
-        """Every site that the log names, in natural order."""
         named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
         for record in self.rounds:
             named.update(record.get("accepted") or (), record.get("rejected") or ())
@@ -85,7 +83,6 @@ class Trail:
         return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
 
     def model_sha256(self) -> str | None:
-        """Hash of the last model that the log knows of."""
         records = (self.finish, self.evaluation, *reversed(self.rounds), self.start)
         return next((record["model_sha256"] for record in records if record.get("model_sha256")), None)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
@@ -18,12 +18,15 @@ from fairflare.report.comparability import (
     shared_seeds,
 )
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
+from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.details import details, relative_to_solo
 from fairflare.report.fairness import mean_ci
-from fairflare.report.pareto import front
-from fairflare.report.personal import QUANTITIES as PERSONAL
 from fairflare.report.quantities import NAMES, QUANTITIES, better_higher, run_row
-from fairflare.report.values import MISSING, listing, plural, signed, stop, with_half_width
+from fairflare.report.values import MISSING, listing, number, plural, signed, stop, with_half_width
+
+if TYPE_CHECKING:
+    pass
+
 
 FORMAT = 1
 ALWAYS_DRAWN = ("initial model", "order")
@@ -139,7 +142,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
 
     Args:
         runs: seed -> the run of one method; all methods have the same data within a seed.
-        seeds: those that count.
 
     Returns:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
@@ -210,3 +212,48 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
         "which is why a verdict needs Holm's p as well. Quantities are not corrected for.",
         "Weights are not payments: a method that weighs a site more does not say that its data are worth more.",
     ]
+
+
+Point = tuple[float, float]
+
+
+def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[bool, bool]) -> dict[str, list[str]]:
+    """Name -> the names that are at least as good in both quantities and better in one; [] for those of the front.
+
+    Args:
+        points: name -> its two values; a name that lacks one is left out.
+        better: whether higher values are better, of the first and of the second quantity.
+    """
+    known = {name: _oriented(values, better) for name, values in points.items()}
+    found = {name: value for name, value in known.items() if value is not None}
+    return {name: [other for other, rival in found.items() if _dominates(rival, own)] for name, own in found.items()}
+
+
+def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, bool], names: Mapping[str, str]) -> Json:
+    """The methods of a comparison as points.
+
+    Returns:
+        x and y ({"quantity", "name", "higher_is_better"}); points: label, x, y (means), dominated_by (labels), the best
+        in x first.
+    """
+    methods = [method for method in comparison["methods"] if method.get(x) and method.get(y)]
+    points = {method["label"]: (method[x]["mean"], method[y]["mean"]) for method in methods}
+    by = dominated_by(points, better)
+    order = sorted(by, key=lambda label: -(number(points[label][0]) or 0.0) * (1 if better[0] else -1))
+    axes = {
+        key: {"quantity": quantity, "name": names.get(quantity, quantity), "higher_is_better": higher}
+        for key, quantity, higher in zip("xy", (x, y), better, strict=True)
+    }
+    rows = [
+        {"label": label, "x": points[label][0], "y": points[label][1], "dominated_by": by[label]} for label in order
+    ]
+    return {**axes, "points": rows}
+
+
+def _oriented(values: Sequence[float | None], better: tuple[bool, bool]) -> Point | None:
+    x, y = (number(value) for value in values)
+    return None if x is None or y is None else (x if better[0] else -x, y if better[1] else -y)
+
+
+def _dominates(rival: Point, own: Point) -> bool:
+    return rival != own and rival[0] >= own[0] and rival[1] >= own[1]

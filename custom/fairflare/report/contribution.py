@@ -22,7 +22,7 @@ from fairflare.report.agreement import (
 )
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import corrected, holm, paired
-from fairflare.report.table_model import Cell, Column, Form, Row, Table
+from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import plural
 
 Json = dict[str, Any]
@@ -60,7 +60,6 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     Args:
         found: one result per seed: sites (rows with site and drop, which is above 0 where the score is worse without
             it), methods (label -> site -> weight, and "examples"), shapley (site -> value and se) or None.
-        labels: methods whose weights are compared with the shares.
 
     Returns:
         leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
@@ -86,11 +85,7 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
 
 
 def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
-    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights.
-
-    Args:
-        found: the content of contribution.json.
-    """
+    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights."""
     together, how = found["together"], found["shapley_by"]
     columns = [
         Column("drop", "Drop without it", group="Leave-one-out", form=Form(signed=True)),
@@ -141,7 +136,6 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
 
 
 def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
-    """Shapley values over their sum, negative ones as 0."""
     return clipped_shares({site: float(found["value"] or 0.0) for site, found in values.items()})
 
 
@@ -164,7 +158,6 @@ def _agreement(found: Sequence[Json], labels: Sequence[str]) -> Json:
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
-    """Every measure of agreement of one method's weights with one kind of shares, over the seeds."""
     pairs = [(one["methods"][label], _shares(one, kind)) for one in found]
     measured = [agreements(weights, shares) for weights, shares in pairs if shares is not None]
     return {name: mean_ci(one[name] for one in measured) for name in measured[0]} if measured else None

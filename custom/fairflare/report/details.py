@@ -8,7 +8,6 @@ from typing import Any
 
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std
-from fairflare.report.metrics import higher_is_better
 from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.quantities import (
     COSTS,
@@ -20,6 +19,7 @@ from fairflare.report.quantities import (
     site_metrics,
     test_set_metrics,
 )
+from fairflare.report.values import higher_is_better
 
 Json = dict[str, Any]
 Runs = Sequence[Json]
@@ -31,7 +31,6 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     """Beside ``QUANTITIES``, each value as mean and 95 % interval over seeds.
 
     Args:
-        runs: one method's, in the order of the seeds.
         everyone: label -> the runs of every method of the comparison, in the same order.
 
     Returns:
@@ -102,7 +101,6 @@ def spread_of(values: Iterable[float]) -> Json:
 
 
 def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
-    """What each site gains over training alone; None without a method ``solo``, and for that itself."""
     alone = solo(everyone)
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None
@@ -126,7 +124,6 @@ def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
 
 
 def solo(everyone: Mapping[str, Runs]) -> Runs | None:
-    """The runs of the method ``solo``, if the comparison has it."""
     return next((runs for runs in everyone.values() if runs[0]["method"]["id"] == SOLO), None)
 
 
@@ -156,7 +153,6 @@ def _served(run: Json) -> dict[str, float | None]:
 
 
 def _over(rows: Sequence[Mapping[str, float | None]]) -> Json:
-    """Name -> mean and interval over the rows."""
     return {name: mean_ci(row.get(name) for row in rows) for name in rows[0]}
 
 

@@ -24,7 +24,6 @@ STD_USED_BY = {"std": "FedISM+ (Table IV) and Fed-LWR", "std_sample": "FedCE, Fe
 
 
 def finite(values: Values) -> dict[str, float]:
-    """The sites that have a finite value."""
     found = {site: number(value) for site, value in values.items()}
     return {site: value for site, value in found.items() if value is not None}
 
@@ -67,8 +66,6 @@ def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: i
     the corrupted test set, hence 0.4 times the distance of the two.
 
     Args:
-        clean: the metric that every clean client is given.
-        corrupted: the metric that every corrupted client is given.
         n_clean: >= 0 clients.
         n_corrupted: >= 0 clients, with ``n_clean`` at least 1.
     """
@@ -86,8 +83,22 @@ def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, fl
 
 
 def best(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
-    """The best served site and its value; of several, the first by name."""
     return worst(values, not higher_is_better)
+
+
+def absolute(values: Values) -> dict[str, Any]:
+    """Mean and worst of the absolute values over sites, the last of several worst by name."""
+    known = {site: abs(value) for site, value in values.items() if value is not None}
+    lowest = max(known, key=lambda site: (known[site], site), default=None)
+    average = sum(known.values()) / len(known) if known else None
+    return {"mean": average, "worst": None if lowest is None else known[lowest], "worst_site": lowest}
+
+
+def weighted(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Mean of (weight, value), without those that lack one of both."""
+    known = [(n, value) for n, value in pairs if n and value is not None]
+    total = sum(n for n, _ in known)
+    return sum(n * value for n, value in known) / total if total else None
 
 
 def gap(values: Values) -> float | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the reports: summary or comparison in, inline SVG out; "" where there is nothing to draw.
+"""The figures of the pages.
 
 One colour code throughout: red is the worst served site, blue the mean (or what is clean), grey the other sites.
 """
@@ -7,24 +7,45 @@ One colour code throughout: red is the worst served site, blue the mean (or what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
 from fairflare.report.deployed_model import SHOWN
-from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked, whiskers
-from fairflare.report.metrics import label
-from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
-from fairflare.report.values import capital, in_order, plural, text
+from fairflare.report.svg import (
+    BLUE,
+    DARK,
+    DASHES,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PURPLE,
+    RED,
+    band,
+    bars,
+    curve,
+    inline,
+    legend,
+    over_rounds,
+    point,
+    ranked,
+    rendered,
+    short,
+    whiskers,
+)
+from fairflare.report.values import capital, in_order, label, number, plural, signed, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Json = Mapping[str, Any]
 
 
 @inline("sites")
 def site_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric at each site, best site first, with the mean and its interval."""
     fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return None
@@ -44,7 +65,6 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
 
 @inline("personal")
 def personal_points(figure: Figure, summary: Json) -> str | None:
-    """The headline metric of the shared and of the personal model at each site that has both."""
     own, metric = summary["personal"], label(summary["headline"], summary)
     rows = [row for row in (own or {}).get("rows", ()) if row["difference"] is not None]
     if not rows:
@@ -66,7 +86,6 @@ def personal_points(figure: Figure, summary: Json) -> str | None:
 
 @inline("tests")
 def shared_test_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric on the shared test sets, clean and corrupted."""
     found, metric = summary["test_sets"], label(summary["headline"], summary)
     rows = [row for row in found["rows"] if row["value"] is not None]
     if not rows:
@@ -126,7 +145,6 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
 
 @inline("methods")
 def method_points(figure: Figure, comparison: Json) -> str | None:
-    """Each method's mean over sites and its worst site, averaged over seeds, with 95 % intervals."""
     methods, metric = comparison["methods"], label(comparison["headline"], comparison)
     figure.set_figheight(1.8 + 0.42 * len(methods))
     axes = figure.subplots()
@@ -208,3 +226,253 @@ def _picked(summary: Json, rows: Sequence[Json]) -> dict[str, tuple[str, str]]:
     picked |= {site: (PURPLE, "lowest for its share") for site in ordered[:1] if ratios[site] < 0.99}
     lowest = summary["fairness"]["worst"]["site"]
     return picked | ({lowest: (RED, "worst served")} if lowest else {})
+
+
+LOOKS = {GAINS: (BLUE, "o"), UNCLEAR: ("#777777", "s"), LOSES: (RED, "v")}
+"""Verdict -> colour and marker: neither alone has to be told apart."""
+
+
+def benefit_figures(summary: Json) -> list[str]:
+    """A figure as inline SVG for each metric; [] where the run did not ask, or has more sites than can be drawn."""
+    found = (summary.get("benefit") or {}).get("metrics") or {}
+    return [
+        svg
+        for place, one in enumerate(found.values())
+        if len(one["sites"]) <= MANY and (svg := rendered(f"benefit{place}", partial(_benefit, one=one)))
+    ]
+
+
+def _benefit(figure: Figure, one: Json) -> str | None:
+    rows = sorted((row for row in one["sites"] if row["benefit"] is not None), key=lambda row: -row["benefit"])
+    if not rows:
+        return None
+    draw_benefits(figure, [(short(row["site"]), row) for row in rows], f"benefit in {one['label']}")
+    counts = one["counts"]
+    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"
+
+
+def draw_benefits(
+    figure: Figure, rows: Sequence[tuple[str, Json]], what: str, words: Mapping[str, str] | None = None
+) -> None:
+    """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
+
+    Args:
+        words: verdict -> what the legend says; the verdicts themselves by default.
+    """
+    figure.set_figheight(1.7 + 0.26 * len(rows))
+    axes = figure.subplots()
+    axes.axvline(0, color=DARK, linewidth=1)
+    named = set[str]()
+    for y, (_, row) in enumerate(rows):
+        verdict = row["verdict"]
+        colour, marker = LOOKS[verdict]
+        once = (words or {}).get(verdict, verdict) if verdict not in named else None
+        named.add(verdict)
+        where = {"mean": row["benefit"], "low": row["low"], "high": row["high"]}
+        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=once)
+        axes.axhline(y, color="#e6e6e6", linewidth=0.8, linestyle=DASHES, zorder=0)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"{what}, above 0 joining is better\n(95 % interval over patients)")
+    legend(figure, axes, columns=3)
+
+
+MOST_SITES = 24
+"""Sites that are drawn; the table has all of them."""
+STAGE_COLOURS = {"before": BLUE, "after": ORANGE}
+STAGE_MARKERS = {"before": "o", "after": "D"}
+STAGE_NAMES = {"before": "the model", "after": "after the step"}
+
+
+def clinical_figures(section: Json) -> list[str]:
+    rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
+    rows.sort(key=lambda row: (-_miscalibration(row, section["stages"]), row["site"]))
+    return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
+
+
+def _miscalibration(row: Json, stages: Sequence[str]) -> float:
+    view = row[stages[0]] or {}
+    return abs((view.get("calibration") or {}).get("value") or 0.0)
+
+
+def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
+    shown = {stage: row[stage] for stage in stages if (row[stage] or {}).get("curve")}
+
+    def draw(figure: Figure) -> str:
+        decides = any(view["decisions"] for view in shown.values())
+        figure.set_figheight(3.1)
+        panels = figure.subplots(1, 2) if decides else [figure.subplots()]
+        _reliability(panels[0], shown)
+        if decides:
+            _decisions(panels[1], shown)
+        named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
+        figure.legend(named.values(), named.keys(), loc="outside lower left", ncols=2, borderaxespad=0.2)
+        off = ", then ".join(signed(view["calibration"]["value"]) for view in shown.values())
+        return f"{short(row['site'])}: risk off by {off}"
+
+    return rendered(f"clinical{place}", draw)
+
+
+def _reliability(axes: Axes, shown: Mapping[str, Json]) -> None:
+    """Share of outcomes over mean risk of each bin, with Wilson's interval; the diagonal is perfect."""
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle=DASHES)
+    for stage, view in shown.items():
+        curve, colour = view["curve"], STAGE_COLOURS[stage]
+        x = [point["risk"] for point in curve]
+        axes.vlines(x, [p["low"] for p in curve], [p["high"] for p in curve], color=colour, linewidth=1, alpha=0.6)
+        axes.plot(
+            x,
+            [p["share"] for p in curve],
+            color=colour,
+            marker=STAGE_MARKERS[stage],
+            markersize=4,
+            label=STAGE_NAMES[stage],
+        )
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("mean predicted risk")
+    axes.set_ylabel("share that it came true of")
+
+
+def _decisions(axes: Axes, shown: Mapping[str, Json]) -> None:
+    """Net benefit at the edges of the bins, beside treating everyone and nobody."""
+    axes.axhline(0, color=DARK, linewidth=1, linestyle=":", label="treat nobody")
+    rate = next(view["positives"] / view["n"] for view in shown.values())
+    grid = [step / 100 for step in range(96)]
+    everyone = [rate - (1 - rate) * t / (1 - t) for t in grid]
+    axes.plot(grid, everyone, color=GREY, linewidth=1.5, label="treat all")
+    for stage, view in shown.items():
+        points = view["decisions"]
+        x = [point["threshold"] for point in points]
+        axes.fill_between(
+            x, [p["low"] for p in points], [p["high"] for p in points], color=STAGE_COLOURS[stage], alpha=0.15
+        )
+        axes.plot(
+            x,
+            [p["net_benefit"] for p in points],
+            color=STAGE_COLOURS[stage],
+            marker=STAGE_MARKERS[stage],
+            markersize=4,
+            label=STAGE_NAMES[stage],
+        )
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_ylim(-0.15 * rate - 0.02, rate * 1.15 + 0.02)
+    axes.set_xlabel("threshold of the risk")
+    axes.set_ylabel("net benefit")
+
+
+def front_figure(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The points as an SVG element, the front joined by a line, dominated ones in grey; "" for fewer than two."""
+    return rendered("pareto", lambda figure: _front(figure, comparison, found)) if len(found["points"]) > 1 else ""
+
+
+def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    rows, methods = found["points"], {method["label"]: method for method in comparison["methods"]}
+    figure.set_figheight(3.4 + 0.22 * len(rows))
+    axes = figure.subplots()
+    best = [row for row in rows if not row["dominated_by"]]
+    axes.plot([row["x"] for row in best], [row["y"] for row in best], "-", color=BLUE, linewidth=1, zorder=1)
+    markers = "osD^vP*X<>"
+    for i, row in enumerate(rows):
+        color, mark = (GREY, " (dominated)") if row["dominated_by"] else (BLUE, "")
+        label, marker = short(row["label"], 34) + mark, markers[i % len(markers)]
+        axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=DARK, markersize=7, label=label)
+        _intervals(axes, methods[row["label"]], found, color)
+    sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
+    axes.set_xlabel(f"{found['x']['name']} ({sides[0]} is better)")
+    axes.set_ylabel(f"{found['y']['name']} ({sides[1]} is better)")
+    legend(figure, axes, columns=1)
+    return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
+
+
+def _intervals(axes: Any, method: Mapping[str, Any], found: Mapping[str, Any], color: str) -> None:
+    x, y = (method[found[key]["quantity"]] for key in "xy")
+    for key, one, other in (("xerr", x, y), ("yerr", y, x)):
+        if one["low"] is not None:
+            ends = [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]
+            place = (one["mean"], other["mean"]) if key == "xerr" else (other["mean"], one["mean"])
+            axes.errorbar([place[0]], [place[1]], **{key: ends}, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
+
+
+@inline("search")
+def progress(figure: Figure, found: Json) -> str | None:
+    from matplotlib.ticker import MaxNLocator
+
+    points = [(row["trial"], row["score"]) for row in found["trials"] if row["score"] is not None]
+    if len(points) < 2:
+        return None
+    axes = figure.subplots()
+    best: list[float] = []
+    for _, score in points:
+        best.append(max([score, *best[-1:]]))
+    numbers = [trial for trial, _ in points]
+    axes.plot(numbers, [score for _, score in points], "o", color=BLUE, label="trial")
+    axes.step(numbers, best, where="post", color=ORANGE, label="best so far")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("trial")
+    axes.set_ylabel(f"{found['objective']} of {found['metric']}\n(validation)")
+    legend(figure, axes)
+    return f"Score on validation: {text(number(points[0][1]))} at first, {text(best[-1])} at best"
+
+
+MOST_LINES = 40
+"""Lines of the figure of benefits; the table has all."""
+
+
+def edition_figures(found: Json) -> list[str]:
+    return [svg for svg in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if svg]
+
+
+@inline("joining")
+def _own_benefits(figure: Figure, found: Json) -> str | None:
+    metrics = (found["benefit"] or {}).get("metrics") or {}
+    rows = [(one["label"], one["row"]) for one in metrics.values() if one["row"]]
+    rows += [(f"{one['label']}: {row['group']}", row) for one in metrics.values() for row in one["groups"]]
+    rows = [(name, row) for name, row in rows if row["verdict"] is not None][:MOST_LINES]
+    if not rows:
+        return None
+    words = {GAINS: "joining is better", LOSES: "joining is worse"}
+    draw_benefits(figure, [(short(name, 30), row) for name, row in rows], "benefit", words)
+    name, first = rows[0]
+    return f"What joining gives in {name}: {signed(first['benefit'])}"
+
+
+@inline("own-rounds")
+def _own_rounds(figure: Figure, found: Json) -> str | None:
+    """The received model's metric on the site's validation split, beside the others' mean."""
+    values = [row["value"] for row in found["rounds"]]
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    numbers, others = [row["round"] for row in found["rounds"]], found["others_rounds"]
+    axes = over_rounds(figure, numbers)
+    if others:
+        curve(axes, numbers, others, color=GREY, linewidth=2, label="mean of other hospitals")
+    curve(axes, numbers, values, color=BLUE, linewidth=2, label=short(found["site"]))
+    axes.set_ylabel(f"{found['result']['label']}, validation")
+    legend(figure, axes)
+    return f"{capital(found['result']['label'])} over rounds: {text(known[0])} to {text(known[-1])}"
+
+
+@inline("own-weight")
+def _own_weights(figure: Figure, found: Json) -> str | None:
+    rounds, part = found["rounds"], found["part"]
+    if not any(row["weight"] is not None for row in rounds):
+        return None
+    numbers = [row["round"] for row in rounds]
+    axes = over_rounds(figure, numbers)
+    weights = [row["weight"] for row in rounds]
+    curve(axes, numbers, weights, color=BLUE, linewidth=2, label=f"weight of {short(found['site'])}")
+    for value, style, words in ((part["share"], DASHES, "share of the examples"), (part["equal"], ":", "equal shares")):
+        if value is not None:
+            axes.axhline(value, color=DARK, linewidth=1.2, linestyle=style, label=words)
+    away = [row["round"] for row in rounds if row["state"] not in ("accepted", "not asked")]
+    if away:
+        axes.plot(away, [0] * len(away), "x", color=DARK, clip_on=False, label="left out")
+    axes.set_ylim(bottom=min([0, *(weight for weight in weights if weight is not None)]))
+    axes.set_ylabel("aggregation weight (fraction)")
+    legend(figure, axes)
+    return f"Weight in the shared model: {text(part['weight'], 2)} on average"

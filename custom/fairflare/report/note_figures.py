@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.marks import DASHES, bars, curve, over_rounds
 from fairflare.report.notes import series
-from fairflare.report.svg import BLUE, DARK, GREEN, GREY, PURPLE, RED, legend, rendered, short
+from fairflare.report.svg import (
+    BLUE,
+    DARK,
+    DASHES,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    bars,
+    curve,
+    legend,
+    over_rounds,
+    rendered,
+    short,
+)
 from fairflare.report.values import digits, in_order, number, text
 
 if TYPE_CHECKING:
@@ -66,7 +79,6 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
 
 
 def _bars(figure: Figure, summary: Json, section: Json) -> str | None:
-    """One bar per site or group."""
     roles, rows = _roles(summary, section), section["rows"]
     shown = [(row["name"] or section["label"], row[section["over"]], _bar_colour(roles, row["name"])) for row in rows]
     axes = bars(figure, shown, digits(value for _, value, _ in shown))

@@ -21,8 +21,6 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
     """One section per number, or family of numbers ("family/..."), that the log holds.
 
     Args:
-        trail: the run's records.
-        sites: their names, in order.
         declared: name -> meaning of the numbers that the method's parts send.
 
     Returns:

@@ -89,9 +89,10 @@ def contributions(trail: Trail, sites: Sequence[str]) -> Json:
     """How many updates were expected (``expected``, over the recorded rounds), accepted, rejected and never came."""
     accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
     rejections = [
-        {"round": record["round"], "site": site, **_refusal(record, site)}
+        {"round": record["round"], "site": site, **{key: (refusal or {}).get(key) for key in ("code", "detail")}}
         for record in trail.rounds
         for site in in_order(_part(record, "rejected"))
+        for refusal in [record["rejected"][site]]
     ]
     expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
     return {
@@ -108,11 +109,6 @@ def expected_in(record: Entry, trail: Trail, sites: Sequence[str]) -> set[str]:
     """The sites that a round counted on: those selected for it, or all that train; a site left out trains nothing."""
     asked = record["selected"] if "selected" in record else trail.start.get("sites") or sites
     return {*asked, *_part(record, "accepted"), *_part(record, "rejected")}
-
-
-def _refusal(record: Entry, site: str) -> Json:
-    refusal = record["rejected"][site] or {}
-    return {key: refusal.get(key) for key in ("code", "detail")}
 
 
 def _part(record: Entry, key: str) -> Mapping[str, Any]:

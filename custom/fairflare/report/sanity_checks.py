@@ -20,8 +20,7 @@ from typing import Any
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import mean
-from fairflare.report.metrics import chance, label
-from fairflare.report.values import in_order, number, plural, text
+from fairflare.report.values import chance, in_order, label, number, plural, text
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"
@@ -42,10 +41,7 @@ def learned_section(
     """What the final model is held against, and whether its last rounds still brought something.
 
     Args:
-        trail: the run.
         rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
-        headline: the metric.
-        higher: whether its higher values are better.
         about: of the task: the metrics in words, with chance levels, and the classes.
         own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 
@@ -72,7 +68,6 @@ def learned_section(
 
 
 def learned_quantities(run: Json) -> dict[str, float | None]:
-    """The values of ``QUANTITIES`` in one run's summary."""
     return {"trivial": (run.get("learned") or {}).get("trivial")}
 
 
@@ -208,7 +203,6 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
 
 
 def _line(values: Sequence[float]) -> tuple[float, float, float]:
-    """Slope per round of the least-squares line, its standard error, and the mean."""
     n, level = len(values), math.fsum(values) / len(values)
     places = [k - (n - 1) / 2 for k in range(n)]
     spread = math.fsum(place**2 for place in places)

@@ -9,9 +9,8 @@ from typing import Any
 from fairflare.report import sanity_checks as learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark
-from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.values import capital, ends, listing, plural, text
+from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}
@@ -72,14 +71,12 @@ def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
 
 
 def _some(sites: Sequence[str]) -> str:
-    """The sites by name; of many, their number and the first few."""
     if len(sites) <= MOST_NAMED:
         return listing(sites)
     return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
 
 
 def _personal(summary: Json) -> list[str]:
-    """What changes with a model for each site, where there is one."""
     own = (summary["personal"] or {}).get("personal") or {"mean": None}
     if own["mean"] is None:
         return []
@@ -199,7 +196,6 @@ def _held_back(found: Json) -> list[str]:
 
 
 def opportunity(summary: Json) -> str:
-    """Equal opportunity in one sentence; "" where the groups are not those of label and attribute."""
     found = (summary["groups"] or {}).get("equal_opportunity")
     if not found:
         return ""
@@ -242,7 +238,6 @@ def opening_compare(comparison: Json) -> list[str]:
 
 
 def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
-    """Which of ``methods``, all trained alike, is best on average and at the worst site."""
     metric, pick = label(comparison["headline"], comparison), max if comparison["higher_is_better"] else min
     found = []
     for quantity, where in (("mean", "on average over the sites"), ("worst", "at the worst site")):

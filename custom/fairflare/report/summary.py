@@ -6,24 +6,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
 from fairflare.report.after import after_sections
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
-from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
-from fairflare.report.chosen import chosen_section
-from fairflare.report.deployed_model import own_rows, used_models
+from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
+from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
+from fairflare.report.deployed_model import (
+    OWN_CAVEAT,
+    chosen_section,
+    own_rows,
+    personal_of,
+    personal_section,
+    used_models,
+)
 from fairflare.report.fairness import describe, mean
-from fairflare.report.metrics import higher_is_better
+from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
 from fairflare.report.numbers import number_sections
-from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.personal import OWN_CAVEAT, personal_section
 from fairflare.report.rows import contributions, round_row, site_rows
-from fairflare.report.sanity_checks import learned_section
-from fairflare.report.schema import last_rounds
-from fairflare.report.sections import group_section, preflight_section
-from fairflare.report.values import in_order, json_value, number, stop
+from fairflare.report.sanity_checks import learned_section, trivial_of
+from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
 FORMAT = 2
 CI_CAVEAT = "The interval of the mean resamples sites; it does not cover the chance in training."
@@ -207,3 +211,102 @@ def _caveats(summary: Json) -> list[str]:
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]
+
+
+def preflight_section(trail: Trail) -> list[Json]:
+    """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
+    looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
+    rows = [
+        {
+            "site": site,
+            **{key: f.get(key) for key in ("level", "split", "count", "code")},
+            "meaning": CODES.get(str(f.get("code")), "not known to this version"),
+        }
+        for site in in_order(looked)
+        for f in (looked[site] or {}).get("findings") or ()
+    ]
+    return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
+
+
+def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+    """The content of report.json.
+
+    Returns:
+        method, title, task, seed, rounds (done), env, status, reason;
+        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), intervals (metric ->
+        low and high, 95 %, over its test patients), n_val, val_metrics (its validation split), trivial (the headline
+        metric of an answer that needs no network), personal_metrics and personal_val_metrics (the same of the site's
+        personal model, null where it has none), weight (per round, null where the site was not part of it);
+        fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
+        clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
+        detail: the summary.
+    """
+    fairness = summary["fairness"]
+    last = summary["test_sets"]["last"]
+    return json_value(
+        {
+            "format": summary["format"],
+            "method": summary["method"]["id"],
+            "title": summary["method"]["title"],
+            "task": f"{summary['task']['id']}:{summary['task']['preset']}",
+            "seed": summary["seed"],
+            "rounds": summary["rounds_done"],
+            "env": summary["env"],
+            "status": summary["status"],
+            "reason": summary["reason"],
+            "sites": _sites_json(summary, entries),
+            "fairness": {
+                "metric": fairness["metric"],
+                "mean": fairness["mean"],
+                "std": fairness["std"],
+                "std_sample": fairness["std_sample"],
+                "worst": fairness["worst"]["value"],
+                "worst_site": fairness["worst"]["site"],
+                "best": fairness["best"]["value"],
+                "best_site": fairness["best"]["site"],
+                "gap": fairness["gap"],
+            },
+            "clean": last["clean"],
+            "corrupted": last["corrupted"],
+            "detail": summary,
+        }
+    )
+
+
+def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
+    """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
+
+    Args:
+        table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
+
+    Returns:
+        rounds (how many), names, clean and corrupted (the means), and, where there are such sets, values ("clean"
+        and "corrupted" -> metrics of each).
+    """
+    by_round = {record["round"]: record["test_sets"] for record in rounds if record.get("test_sets")}
+    found: Json = {"rounds": len(by_round), "names": dict(table_sets), "clean": None, "corrupted": None}
+    for kind, name in table_sets.items():
+        scores = [sets[name]["metrics"] for _, sets in sorted(by_round.items()) if name in sets]
+        found.setdefault("values", {})[kind] = scores
+        names = set.intersection(*map(set, scores)) if scores else set()
+        found[kind] = {m: sum(s[m] for s in scores) / len(scores) for m in sorted(names)} or None
+    return found
+
+
+def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+    sizes: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    return {
+        row["site"]: {
+            "kind": row["description"],
+            "n_train": row["n_examples"],
+            "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
+            "metrics": row["test"],
+            "intervals": row["intervals"],
+            "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
+            "val_metrics": row["val"],
+            "trivial": trivial_of(summary, row["site"]),
+            **personal_of(summary, row["site"]),
+            "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
+        }
+        for row in summary["sites"]
+    }

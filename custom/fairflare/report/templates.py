@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """The template ``name`` with ``values``; the same values give the same bytes.
-
-    Args:
-        name: of a file here, without its ending.
-        filters: further filters of this page.
-        **values: what the template takes.
-    """
+    """The template ``name`` with ``values``; the same values give the same bytes."""
     made = environment()
     if filters:
         made = made.overlay()

@@ -35,10 +35,9 @@ from fairflare.engine.log_lines import alike, events
 from fairflare.engine.model_files import Unscored
 from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.report import PAGE, REPORT
-from fairflare.report.metrics import higher_is_better
 from fairflare.report.page import render_edition, render_run
-from fairflare.report.schema import report_json
-from fairflare.report.summary import counted_trail, summarise
+from fairflare.report.summary import counted_trail, report_json, summarise
+from fairflare.report.values import higher_is_better
 
 
 def write_report(folder: Path) -> dict[str, Any]:
@@ -146,7 +145,6 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
     be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
     Args:
-        folder: the run's.
         head: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
 
     Raises:
@@ -245,7 +243,6 @@ def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mappi
 
 
 def _choice(config: Mapping[str, Any]) -> Choice:
-    """How a run chooses its best model, as its configuration says; raises UserError for what no run writes there."""
     by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
     if by == NO_CHOICE:
         return Choice()

@@ -11,10 +11,10 @@ from fairflare.app.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
-from fairflare.report.table_model import Cell
-from fairflare.report.table_model import Column as ShownColumn
-from fairflare.report.table_model import Row as ShownRow
-from fairflare.report.table_model import Table as Shown
+from fairflare.report.table_files import Cell
+from fairflare.report.table_files import Column as ShownColumn
+from fairflare.report.table_files import Row as ShownRow
+from fairflare.report.table_files import Table as Shown
 from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")

@@ -8,9 +8,9 @@ import pytest
 
 from fairflare.report import figures
 from fairflare.report import sentences as words
-from fairflare.report.marks import MANY, _quantile
 from fairflare.report.sentences import MOST_NAMED
 from fairflare.report.summary import summarise
+from fairflare.report.svg import MANY, _quantile
 
 
 @pytest.fixture

@@ -10,7 +10,11 @@ import pytest
 
 from fairflare.app import cli
 from fairflare.report.compare import compare
-from fairflare.report.tables import COLUMNS, STATISTICS, as_csv, as_markdown, machine
+from fairflare.report.compare_tables import CSV_COLUMNS as COLUMNS
+from fairflare.report.compare_tables import STATISTICS
+from fairflare.report.compare_tables import comparison_csv as as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
+from fairflare.report.table_files import machine
 
 
 @pytest.fixture
