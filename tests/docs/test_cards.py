@@ -7,8 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from cases import each
-from fairflare.app.catalogue import PACKAGE, method_rows
+from fairflare.app.describe import method_rows
 from fairflare.core import registry
+from fairflare.core.plugins import PACKAGE
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 METHODS = {row["id"]: row["parameters"] for row in method_rows()}

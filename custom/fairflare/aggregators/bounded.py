@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from fairflare.aggregators.base import (
     Outcome,
@@ -200,7 +200,7 @@ def _scaled(reply: Reply, factor: float) -> Reply:
     return replace(reply, update=View(reply.update, partial(_times, factor, reply.trainable))) if factor < 1 else reply
 
 
-def _times(factor: float, trainable: frozenset[str], key: str, change: Tensor) -> Tensor:
+def _times(factor: float, trainable: frozenset[str], key: str, change: torch.Tensor) -> torch.Tensor:
     return change * factor if key in trainable else change
 
 

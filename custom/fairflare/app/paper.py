@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.app import console
-from fairflare.app.catalogue import method_rows
+from fairflare.app.describe import listed_rows
 from fairflare.app.folders import check_path
 from fairflare.app.paper_pictures import densities, landscape
 from fairflare.app.paper_plan import Choices, Place, Plan
@@ -138,7 +138,7 @@ def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
 
 def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
     config, label = plan.configs[path], plan.labels[path]
-    cost = relative_cost(label, {row["id"]: row for row in method_rows()})
+    cost = relative_cost(label, {row["id"]: row for row in listed_rows()})
     return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.padding import Padding
 
-from fairflare.app import catalogue, times
+from fairflare.app import describe, times
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.papers.declaration import Data, Exhibit, Table
@@ -28,8 +28,8 @@ def paper_rows(folder: Path) -> Rows:
     Args:
         folder: of runs, whose times are taken where there are any.
     """
-    methods = {row["id"]: row for row in catalogue.method_rows()}
-    presets = {f"{row['name']}:{p['preset']}": p for row in catalogue.task_rows() for p in row["presets"]}
+    methods = {row["id"]: row for row in describe.listed_rows()}
+    presets = {f"{row['name']}:{p['preset']}": p for row in describe.task_rows() for p in row["presets"]}
     speed = times.speed_of(folder)
     return [_row(paper.words, exhibit, methods, presets, speed) for paper in PAPERS for exhibit in paper.exhibits]
 

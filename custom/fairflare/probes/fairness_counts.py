@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.errors import UserError
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import MOST_EXAMPLES, Cost, LocalWork, Need, Number, Offer, Outline
 from fairflare.core.validation import Few, Range
@@ -85,8 +85,8 @@ class FairnessCounts(Probe):
                 found |= {f"{family}/{name}": float(count) for family, count in zip(FAMILIES, counts)}
         return found
 
-    @torch.no_grad()
-    def _decisions(self, work: LocalWork) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @no_grad
+    def _decisions(self, work: LocalWork) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of every example: whether it is called positive, whether its class is right, is positive; its group."""
         network, parts = work.network.eval(), []
         for batch in work.data.fixed(self.count_split, self.probe_batch):
@@ -98,7 +98,7 @@ class FairnessCounts(Probe):
         called, right, actual, members = (torch.cat(column) for column in zip(*parts))
         return called, right, actual, members
 
-    def _free(self, cells: list[tuple[int, int]], actual: Tensor, work: LocalWork) -> list[bool]:
+    def _free(self, cells: list[tuple[int, int]], actual: torch.Tensor, work: LocalWork) -> list[bool]:
         """Which groups' counts may leave: as positives, as negatives and as groups."""
         totals = (int(actual.sum()), int((~actual).sum()))
         lists = [([cell[k] for cell in cells], totals[k]) for k in (0, 1)] + [([sum(c) for c in cells], sum(totals))]

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
 from fairflare.core.validation import Few
@@ -52,7 +53,7 @@ class GroupLoss(Probe):
         ]
         return (*self.reports, *(scalar for pair in per_group for scalar in pair))
 
-    @torch.no_grad()
+    @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
         """One forward pass; sums in float64."""
         network, objective = work.network.eval(), work.loss()

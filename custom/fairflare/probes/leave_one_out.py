@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.registry import probe
 from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
@@ -67,7 +66,7 @@ class LeaveOneOut(Probe):
 
 
 @contextmanager
-def without(network: nn.Module, own: Mapping[str, Tensor], weight: float) -> Iterator[None]:
+def without(network: torch.nn.Module, own: Mapping[str, torch.Tensor], weight: float) -> Iterator[None]:
     """Within: ``network``'s parameters without ``weight`` times ``own``; buffers stay, since a variance taken out of
     another can be negative.
 

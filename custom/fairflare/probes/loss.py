@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, SplitName
 from fairflare.core.validation import Few
@@ -51,7 +52,7 @@ def needs_of(split: SplitName) -> tuple[Need, ...]:
     return () if split == "train" else (Need(split, 1, "the method weighs sites by the loss on it"),)
 
 
-@torch.no_grad()
+@no_grad
 def mean_loss(work: LocalWork, split: SplitName, batch_size: int) -> float:
     """The mean loss of ``work.network`` over ``split``, summed in float64.
 

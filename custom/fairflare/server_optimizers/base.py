@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairflare.core.types import StateDict
 
@@ -48,6 +47,6 @@ class ServerOptimizer(ABC):
         return combined | {key: (_wide(model[key]) + change[key]).to(model[key].dtype) for key in moved}, after
 
 
-def _wide(value: Tensor) -> Tensor:
+def _wide(value: torch.Tensor) -> torch.Tensor:
     """``value`` in float32 or its own wider type."""
     return value.to(torch.promote_types(value.dtype, torch.float32))

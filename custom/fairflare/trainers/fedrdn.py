@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective
@@ -119,7 +118,7 @@ class FedRDN(PlainTrainer):
     receives: ClassVar[tuple[TensorSpec, ...]] = (ALL,)
     variant: Literal["paper", "reference", "medsegbench"] = "paper"
 
-    def unsuited(self, network: nn.Module) -> str:
+    def unsuited(self, network: torch.nn.Module) -> str:
         """Networks that do not take images."""
         return "" if channels(network.state_dict()) else "expected a network of convolutions, which takes images"
 
@@ -141,7 +140,9 @@ class FedRDN(PlainTrainer):
         generator = torch.Generator().manual_seed(derive(work.seed, "pairs"))
         work.scratch.update(own=own, pairs=[pair for pair in pairs if _usable(pair, own)], generator=generator)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on the images as the drawn pairs normalise them."""
         pairs: Sequence[Pair] = work.scratch["pairs"]
         if pairs:
@@ -149,7 +150,7 @@ class FedRDN(PlainTrainer):
             batch = batch._replace(inputs=renormalised(batch.inputs, work.scratch["own"], means, sds))
         return super().step(work, optimizer, objective, batch)
 
-    def drawn(self, pairs: Sequence[Pair], n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def drawn(self, pairs: Sequence[Pair], n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Means and standard deviations (n, C), or (1, C) for a whole batch, of uniformly drawn sites."""
         if self.variant == "reference":
             first, second = torch.randint(len(pairs), (2, 1), generator=generator)
@@ -185,11 +186,11 @@ class FedRDN(PlainTrainer):
         return data.pair
 
 
-def _number(entry: tuple[str, Tensor]) -> int:
+def _number(entry: tuple[str, torch.Tensor]) -> int:
     return int(entry[0])
 
 
-def _read(tensor: Tensor) -> Pair:
+def _read(tensor: torch.Tensor) -> Pair:
     """A pair as it travels: the logarithm of a standard deviation may be any number."""
     mean, log_sd = tensor.double()
     most = -math.log(LEAST_SD)

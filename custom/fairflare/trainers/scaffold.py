@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, zeros_like
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -72,7 +71,9 @@ class Scaffold(Trainer):
         if self.estimate == "gradient":
             work.scratch["fresh"] = self._whole_gradient(work)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One corrected step; returns the batch's loss."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
@@ -113,7 +114,7 @@ class Scaffold(Trainer):
 
 def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
     """``found`` on the device, zero for parameters that it lacks."""
-    return {k: found[k].to(p) if k in found else zeros_like(p) for k, p in work.network.named_parameters()}
+    return {k: found[k].to(p) if k in found else torch.zeros_like(p) for k, p in work.network.named_parameters()}
 
 
 SCAFFOLD = Paper(

@@ -7,7 +7,7 @@ import pytest
 
 from cases import each
 from fairflare.app.arguments import folder_name, split_method
-from fairflare.app.catalogue import method_rows, task_rows
+from fairflare.app.describe import method_rows, task_rows
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.papers import published

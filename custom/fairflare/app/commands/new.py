@@ -21,6 +21,9 @@ def new(kind: str, name: str, out: Path, as_json: bool) -> None:
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
     from fairflare.app import console
+    from fairflare.app.later import put_off
+
+    put_off("torch", "numpy")
     from fairflare.app.scaffold import write_part
 
     files = write_part(kind, name, out)
