@@ -117,10 +117,12 @@ REDDI = Paper(
     url="https://arxiv.org/abs/2003.00295",
 )
 
+SCALED = "FedAvg whose server scales every position of its step by {}."
+
 method(
     "fedadam",
     title="FedAdam",
-    summary="FedAvg whose server scales every position of its step by a moving average of squared updates.",
+    summary=SCALED.format("a moving average of squared updates"),
     paper=REDDI,
     rule="fedavg",
     server_optimizer="adam",
@@ -128,7 +130,7 @@ method(
 method(
     "fedyogi",
     title="FedYogi",
-    summary="FedAvg whose server scales every position of its step by an average of squared updates that changes slowly.",
+    summary=SCALED.format("an average of squared updates that changes slowly"),
     paper=REDDI,
     rule="fedavg",
     server_optimizer="yogi",
@@ -136,7 +138,7 @@ method(
 method(
     "fedadagrad",
     title="FedAdagrad",
-    summary="FedAvg whose server scales every position of its step by the sum of all squared updates.",
+    summary=SCALED.format("the sum of all squared updates"),
     paper=REDDI,
     rule="fedavg",
     server_optimizer="adagrad",
