@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count, islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,9 +33,6 @@ from fairflare.core.types import (
 
 ServerState = Mapping[str, Any]
 """What the server keeps for a trainer from round to round: nested dicts of numbers, strings and tensors."""
-
-
-Optimizer = TypeVar("Optimizer", bound="torch.optim.Optimizer")
 
 
 class Trainer(ABC):
@@ -273,7 +270,7 @@ to leave them alone: 1.3 CPU seconds in every process that trains, and a look fo
 
 
 @cache
-def eager(cls: type[Optimizer]) -> type[Optimizer]:
+def eager(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """The optimizer ``cls`` without what its methods are wrapped in: the same arithmetic and the same state.
 
     Args:
