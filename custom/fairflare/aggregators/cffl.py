@@ -75,12 +75,10 @@ class CFFL(Rule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The trained model's error at its site."""
         return ("trained_error",)
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """A validation split at every site."""
         return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

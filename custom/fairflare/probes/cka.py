@@ -69,7 +69,6 @@ class LayerSimilarity(Probe):
 
     @property
     def when(self) -> Literal["received", "trained", "anchored"]:
-        """In the second exchange."""
         return "anchored"
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:

@@ -73,7 +73,6 @@ class FairnessCounts(Probe):
         return tuple(replace(number, of_examples=most) for number in (*self.reports, *per_group))
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass."""
         called, right, actual, members = self._decisions(work)
         found = {CORRECT: float(right.sum()), SEEN: float(len(right))}
         rows = [members == g for g in range(len(work.groups))]
@@ -107,10 +106,8 @@ class FairnessCounts(Probe):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The split."""
         words = "the method counts right and wrong answers on it"
         return () if self.count_split == "train" else (Need(self.count_split, 1, words),)
 
     def missing(self, offer: Offer) -> str:
-        """Classes, where examples have none."""
         return "" if offer.has_classes else "it counts right and wrong answers, which needs one class per example"

@@ -43,7 +43,6 @@ class GroupLoss(Probe):
             raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """The loss, and two numbers per group."""
         per_group = [
             (
                 Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
@@ -55,7 +54,6 @@ class GroupLoss(Probe):
 
     @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass; sums in float64."""
         network, objective = work.network.eval(), work.loss()
         counts = work.data.group_counts.tolist()
         sums = torch.zeros(len(counts) + 1, dtype=torch.float64)

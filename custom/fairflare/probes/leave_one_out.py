@@ -44,7 +44,6 @@ class LeaveOneOut(Probe):
     score_metric: str = "headline"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """1 - score of w^{-i}."""
         own, weight = work.memory.get(KEPT), work.orders.get("coefficient")
         if own is None or weight is None:
             return {}
@@ -52,7 +51,6 @@ class LeaveOneOut(Probe):
             return error_of(work.evaluate("val"), self.score_metric, work.headline, "minus_error")
 
     def remember(self, work: LocalWork) -> None:
-        """Keep the trained parameters."""
         work.memory[KEPT] = {name: p for name, p in work.network.named_parameters() if p.requires_grad}
 
     @property

@@ -64,7 +64,6 @@ class Sharpness(Probe):
 
     @property
     def when(self) -> Literal["received", "trained"]:
-        """The model that ``probe_model`` names."""
         return self.probe_model
 
     def measure(self, work: LocalWork) -> dict[str, float]:

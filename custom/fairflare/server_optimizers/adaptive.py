@@ -54,7 +54,6 @@ class Adaptive(ServerOptimizer):
         """The next v from v and Delta^2."""
 
     def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        """eta m / (sqrt v + tau)."""
         start = self.tau**2 if self.v_start == "tau" else 0.0
         first, second = state.get("m", {}), state.get("v", {})
         m, v, change = {}, {}, {}

@@ -79,7 +79,6 @@ class Ditto(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """v is the site's own model."""
         own = work.scratch.get("own", work.network)
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
         if work.training.keep_optimizer and "optimizer" in work.scratch:

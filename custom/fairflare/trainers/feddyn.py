@@ -113,7 +113,6 @@ class FedDynTrainer(Trainer):
 
     @no_grad
     def finish(self, work: LocalWork) -> None:
-        """Keep the history with this round in it."""
         past, anchor = work.scratch["past"], work.scratch["anchor"]
         work.memory[HISTORY] = {key: past[key] + (w - anchor[key]) for key, w in _trained(work).items()}
 

@@ -46,11 +46,9 @@ class FedProc(PlainTrainer):
     variant: Literal["paper", "reference", "marsfl"] = "paper"
 
     def missing(self, offer: Offer) -> str:
-        """Class labels."""
         return "" if offer.has_classes else "FedProc needs one class label per example"
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """Networks without features."""
         return lacks_features(network)
 
     def share(self, round: Round) -> float:
@@ -61,7 +59,6 @@ class FedProc(PlainTrainer):
         return done / max(round.total - (self.variant == "marsfl"), 1)
 
     def setup(self, work: LocalWork) -> None:
-        """The prototypes, on the device."""
         found = work.tensors.get(GLOBAL.name, {})
         work.scratch["prototypes"] = {int(label): mean.to(work.device) for label, mean in found.items()}
 

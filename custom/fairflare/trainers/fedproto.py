@@ -59,11 +59,9 @@ class FedProto(PlainTrainer):
         return self.share == "both"
 
     def missing(self, offer: Offer) -> str:
-        """Class labels."""
         return "" if offer.has_classes else "FedProto needs one class label per example"
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """Networks without features."""
         return lacks_features(network)
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
@@ -87,7 +85,6 @@ class FedProto(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One step on both terms; returns their sum."""
         means = work.scratch["means"]
         if not means or not self.lam:
             return super().step(work, optimizer, objective, batch)

@@ -119,11 +119,9 @@ class FedRDN(PlainTrainer):
     variant: Literal["paper", "reference", "medsegbench"] = "paper"
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """Networks that do not take images."""
         return "" if channels(network.state_dict()) else "expected a network of convolutions, which takes images"
 
     def site_data(self, data: SiteData) -> SiteData:
-        """The site's images, normalised with its own pair."""
         return data if isinstance(data, OwnNormalised) else OwnNormalised(data, STATISTICS[self.variant])
 
     def shared_batches(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -132,7 +130,6 @@ class FedRDN(PlainTrainer):
         return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches())
 
     def setup(self, work: LocalWork) -> None:
-        """The pairs that images may be drawn to."""
         own, taken = self._own(work), channels(work.network.state_dict())
         if len(own.mean) != taken:
             raise UserError(f"fedrdn: expected images of {taken} channels, as the network takes, got {len(own.mean)}")
@@ -166,12 +163,10 @@ class FedRDN(PlainTrainer):
             work.send_tensors[OWN.name] = {"pair": torch.stack((own.mean, own.sd.log())).float()}
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
-        """Site -> its pair."""
         sent = {r.site: r.tensors[OWN.name]["pair"] for r in replies if "pair" in r.tensors.get(OWN.name, {})}
         return {"pairs": {**state.get("pairs", {}), **sent}}
 
     def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
-        """Whether the site need not send its pair again."""
         return {"statistics_known": 1.0} if site in state.get("pairs", {}) else {}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:

@@ -55,7 +55,6 @@ class GSAM(Trainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One GSAM step at rho(t)."""
         rho = rho_at(work.round, self.rho_max, self.rho_tau)
         closure = partial(self.backward, work, objective, batch)
         return gsam_step(work.network, optimizer, closure, rho, self.gsam_alpha)

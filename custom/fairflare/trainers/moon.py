@@ -45,7 +45,6 @@ class Moon(PlainTrainer):
         return "" if offer.has_classes else "MOON needs one class label per example"
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """Networks without features."""
         return lacks_features(network)
 
     def setup(self, work: LocalWork) -> None:
@@ -73,7 +72,6 @@ class Moon(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep the model for the next round's z_prev."""
         work.memory[PREVIOUS] = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
 
 

@@ -65,7 +65,6 @@ class Scaffold(Trainer):
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:
-        """c and c_i, zero before the first round."""
         work.scratch["c"] = _filled(work, work.tensors.get(CONTROL.name, {}))
         work.scratch["own"] = _filled(work, work.memory.get(OWN, {}))
         if self.estimate == "gradient":
@@ -74,7 +73,6 @@ class Scaffold(Trainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One corrected step; returns the batch's loss."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
         for key, parameter in work.network.named_parameters():
@@ -84,7 +82,6 @@ class Scaffold(Trainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep c_i+ and send its change."""
         c, own, training = work.scratch["c"], work.scratch["own"], work.training
         if self.estimate == "gradient":
             change = {key: fresh - own[key] for key, fresh in work.scratch["fresh"].items()}

@@ -21,7 +21,6 @@ class PlainTrainer(Trainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """g = grad f(w); optimizer step on g."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
         optimizer.step()

@@ -33,7 +33,6 @@ class WeightedTrainer(Trainer):
     weight_sum: Literal["one", "batch"] = "one"
 
     def setup(self, work: LocalWork) -> None:
-        """Read the weights that the server sent."""
         shared, of_groups = self._weights(work)
         own = float(of_groups[:-1].mean()) if work.groups else 0.0
         work.scratch.update(shared=shared, groups=of_groups.to(work.device), own=own)

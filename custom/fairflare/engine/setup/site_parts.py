@@ -22,11 +22,9 @@ from fairflare.data.grouping import Grouping
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.participation.all import All
-from fairflare.participation.base import Selector
+from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.server_optimizers.none import Add
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
