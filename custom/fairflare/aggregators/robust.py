@@ -67,7 +67,6 @@ class TrimmedMean(Combining):
             raise ValueError(f"trim must be in [0, 0.5), got {self.trim}")
 
     def unprotected(self, sites: int) -> str:
-        """The median of two is their mean."""
         """A site that weighs more than the trimmed mass is dropped in part."""
         left = 1 - self.trim * sites
         if left <= 1e-9:
@@ -109,7 +108,6 @@ class MultiKrum(Combining):
             raise ValueError(f"keep must be none or at least 1, got {self.keep}")
 
     def unprotected(self, sites: int) -> str:
-        """The median of two is their mean."""
         """f is as large as fits, and ``keep`` may keep everybody."""
         faulty, need = self._faulty(sites), f"faulty={self.faulty} takes {2 * self.faulty + 3}"
         if (self.keep or 0) >= sites:
