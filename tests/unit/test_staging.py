@@ -213,7 +213,7 @@ for folder, method in json.load(open(sys.argv[1])):
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
         from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.site_parts import default_parts
+        from fairflare.engine.setup.method_parts import default_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
         default_parts(method), registry.methods(), tasks.known("tabular")
@@ -266,9 +266,9 @@ def test_an_unknown_task_is_refused():
 
 
 def test_a_plugin_with_a_rule_s_name_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "qffl.py").write_text("")
-    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qffl.py"))
-    with pytest.raises(UserError, match="plugin qffl.py: the package has a rule file of that name"):
+    (tmp_path / "qfedavg.py").write_text("")
+    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qfedavg.py"))
+    with pytest.raises(UserError, match="plugin qfedavg.py: the package has a rule file of that name"):
         copy_package(tmp_path / "fairflare", at_site("fedavg", "tabular"))
 
 

@@ -89,12 +89,10 @@ class FlexFair(SummedRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Each site's loss where sites are compared."""
         return ("loss",) if self.cells == "sites" and self.lam else ()
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """Losses and sizes of groups where groups are."""
         return (GROUP_LOSS, GROUP_COUNT) if self.cells == "groups" and self.lam else ()
 
     @property
@@ -103,7 +101,6 @@ class FlexFair(SummedRule):
         return () if self._by_server else ("weight",)
 
     def missing(self, offer: Offer) -> str:
-        """Groups to compare, and their classes."""
         if self.cells == "groups" and len(offer.groups) < 2:
             return "cells=groups needs at least two groups of examples: set group_by to what patients differ in"
         if self.criterion == "all":

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is, as plain rows: the command line, the docs table and the tests read these."""
+"""What there is, as plain rows: the command line, the docs table and the tests read these.
+
+What asks the networks or the tasks is imported where it is used: ``fairflare list`` needs neither, nor PyTorch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core import registry
 from fairflare.core.declared import numbers_of, tensors_of
@@ -14,12 +17,10 @@ from fairflare.core.registry import Method
 from fairflare.core.schema import Spec, answer_fields
 from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Number, Outline, TensorSpec
-from fairflare.engine.setup import tasks
-from fairflare.engine.setup.parts import chosen_probes
-from fairflare.engine.setup.requirements import effort, needs_of, received_by
-from fairflare.engine.setup.site_parts import default_parts, defaults_of
-from fairflare.networks import builtin as networks
-from fairflare.tasks.base import Task
+from fairflare.engine.setup.method_parts import default_parts, defaults_of
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 FEDAVG = Cost(forward=1, backward=1)
 CARDS = "docs/methods"
@@ -31,6 +32,11 @@ def method_rows() -> list[dict[str, Any]]:
     return [_method_row(entry) for entry in registry.methods().values()]
 
 
+def listed_rows() -> list[dict[str, Any]]:
+    """The same without what follows from a network or a task: exchanges, what is sent and received, and needs."""
+    return [_listed_row(entry) for entry in registry.methods().values()]
+
+
 def relative_cost(entry: Method) -> float:
     """A site's compute per round at one local epoch, relative to FedAvg; a backward pass counts as two forward ones."""
     _, *parts = registry.parts_of(entry)
@@ -39,6 +45,8 @@ def relative_cost(entry: Method) -> float:
 
 def task_rows() -> list[dict[str, Any]]:
     """One row per task, each with its presets."""
+    from fairflare.engine.setup import tasks
+
     return [_task_row(name, cls) for name, cls in sorted(tasks.every().items())]
 
 
@@ -53,10 +61,14 @@ def leaving_rows() -> list[dict[str, str]]:
 
 def _outline() -> Outline:
     """Of a small network, with one group that stands for all."""
+    from fairflare.networks import builtin as networks
+
     return Outline(dict(networks.build("small-unet", 1, 1).state_dict()), ("<group>",), 1)
 
 
 def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
+    from fairflare.engine.setup.site_parts import chosen_probes
+
     made, rows = default_parts(entry), []
     for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
         exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
@@ -149,7 +161,7 @@ def _family(name: str) -> str:
     return f"{family}/{rest if rest.startswith('<') else '<layer>'}" if slash else name
 
 
-def _method_row(entry: Method) -> dict[str, Any]:
+def _listed_row(entry: Method) -> dict[str, Any]:
     return {
         "id": entry.id,
         "title": entry.title,
@@ -163,11 +175,22 @@ def _method_row(entry: Method) -> dict[str, Any]:
         "server_optimizer": entry.server_optimizer,
         "card": f"{CARDS}/{entry.id}.md",
         "cost": round(relative_cost(entry), 2),
+        "parameters": _parameters(entry),
+    }
+
+
+def _method_row(entry: Method) -> dict[str, Any]:
+    from fairflare.engine.setup.requirements import effort, needs_of, received_by
+
+    listed = _listed_row(entry)
+    parameters = listed.pop("parameters")
+    return {
+        **listed,
         **effort(entry),
         "sends": [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())],
         "receives": received_by(entry),
         "needs": needs_of(entry),
-        "parameters": _parameters(entry),
+        "parameters": parameters,
     }
 
 
@@ -196,6 +219,8 @@ def _first_line(cls: type) -> str:
 
 
 def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
+    from fairflare.engine.setup import tasks
+
     built = tasks.load(name)
     return {
         "name": name,
@@ -212,6 +237,8 @@ def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
 
 
 def _preset_row(name: str, preset: str, cls: type[Task]) -> dict[str, Any]:
+    from fairflare.engine.setup import tasks
+
     built = tasks.load(name, preset)
     return {
         "preset": preset,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.app import display
-from fairflare.app.catalogue import method_rows
 from fairflare.app.comparison import on_mixture, parse_options
+from fairflare.app.describe import listed_rows
 from fairflare.app.folders import check_path
 from fairflare.app.labels import comparison_name, folder_name
 from fairflare.app.paper_list import DATA_FOLDER, FOLDER, remember, speed_of
@@ -295,7 +295,7 @@ def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
 
 def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
     config, label = plan.configs[path], plan.labels[path]
-    cost = relative_cost(label, {row["id"]: row for row in method_rows()})
+    cost = relative_cost(label, {row["id"]: row for row in listed_rows()})
     return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
 
 

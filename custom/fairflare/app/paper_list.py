@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.app import catalogue
+from fairflare.app import describe
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.papers.declaration import Data, Exhibit
@@ -60,8 +60,8 @@ def paper_rows(folder: Path) -> Rows:
 
     Times are those of the runs in ``folder``, where there are any.
     """
-    methods = {row["id"]: row for row in catalogue.method_rows()}
-    presets = {f"{row['name']}:{p['preset']}": p for row in catalogue.task_rows() for p in row["presets"]}
+    methods = {row["id"]: row for row in describe.listed_rows()}
+    presets = {f"{row['name']}:{p['preset']}": p for row in describe.task_rows() for p in row["presets"]}
     speed = speed_of(folder)
     return [_row(paper.words, exhibit, methods, presets, speed) for paper in PAPERS for exhibit in paper.exhibits]
 

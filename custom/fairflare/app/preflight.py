@@ -17,8 +17,8 @@ from fairflare.core.types import Need
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
-from fairflare.engine.setup.site_parts import default_parts
 from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from fairflare.app import catalogue
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.engine.state import save_text
@@ -73,14 +73,10 @@ def _checked(kind: str, name: str) -> str:
     if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(module):
         words = f"lower-case words of letters and digits joined by hyphens, at most {LONGEST} characters"
         raise UserError(f"new: expected a name of {words}, got {shown(name)}")
-    for taken, known in ((kind, _part_ids(kind)), ("method", [row["id"] for row in catalogue.method_rows()])):
+    for taken, known in ((kind, list(registry.parts(kind))), ("method", list(registry.methods()))):
         if name in known:
             raise UserError(f"new: there is a {taken} {name!r} already; known: {', '.join(known)}")
     return module
-
-
-def _part_ids(kind: str) -> list[str]:
-    return [row["id"] for row in catalogue.part_rows() if row["kind"] == kind]
 
 
 def _texts(kind: str, name: str, module: str) -> dict[str, str]:
@@ -96,7 +92,7 @@ def _texts(kind: str, name: str, module: str) -> dict[str, str]:
         "name": "".join(word.capitalize() for word in words),
         "title": " ".join(words).capitalize(),
         "number": f"{module}_loss",
-        "probe": "loss" if "loss" in _part_ids("probe") else "group-loss",
+        "probe": "loss" if "loss" in registry.parts("probe") else "group-loss",
         "card": f"{name}.md",
         "year": date.today().year,
     }

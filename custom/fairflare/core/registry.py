@@ -310,10 +310,14 @@ def _get(table: Mapping[str, T], id: str, kind: str) -> T:
     return table[id]
 
 
+def words_for(kind: str) -> tuple[str, ...]:
+    """The functions by which a file may declare a part of a kind, or a method; a method's may register its rule."""
+    return ("rule", "method") if kind == "rule" else (kind.replace(" ", "_"),)
+
+
 def _import_home(kind: str, id: str) -> bool:
     """Import the one file of the package that declares a part or method; False where everything has to be imported."""
-    names = (kind.replace(" ", "_"), "method") if kind == "rule" else (kind.replace(" ", "_"),)
-    homes = (plugins.declared_in(plugins.PART, plugins.ROOMS, name, id) for name in names)
+    homes = (plugins.declared_in(plugins.PART, plugins.ROOMS, word, id) for word in words_for(kind))
     home = next(filter(None, homes), None)
     if home is not None:
         importlib.import_module(home)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fairflare.core.types import LocalWork
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.site import Site
-from fairflare.trainers.batches import PLACE
+from fairflare.trainers.base import PLACE
 from fairflare.trainers.sgd import PlainTrainer
 from fairflare.trainers.vmap_training import Trained, train_together
 

@@ -38,10 +38,8 @@ from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
-from fairflare.participation.all import All
-from fairflare.participation.base import Selector
-from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.server_optimizers.none import Add
+from fairflare.participation.base import All, Selector
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import ServerState, Trainer
 from fairflare.trainers.sgd import PlainTrainer
 

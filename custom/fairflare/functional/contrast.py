@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 TINY = 1e-8
 """Length below which a vector has no direction."""
 
 
-def directions(vectors: Tensor) -> Tensor:
+def directions(vectors: torch.Tensor) -> torch.Tensor:
     """Rows of (N, ...), flattened to (N, D), of length 1; a row shorter than 1e-8 becomes 0 and has no gradient."""
     flat = vectors.flatten(1)
     length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return torch.where(length > TINY, flat / length.clamp_min(TINY), torch.zeros_like(flat))
 
 
-def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
+def model_contrast(
+    z: torch.Tensor, z_global: torch.Tensor, z_previous: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """MOON's term, the mean over the batch of -log(e^{s_glob / T} / (e^{s_glob / T} + e^{s_prev / T})).
 
     Args:
@@ -38,12 +38,14 @@ def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature:
     """
     here = directions(z)
     alike = [(here * directions(other)).sum(1) / temperature for other in (z_global, z_previous)]
-    return F.cross_entropy(torch.stack(alike, dim=1), torch.zeros(len(z), dtype=torch.int64, device=z.device))
+    return torch.nn.functional.cross_entropy(
+        torch.stack(alike, dim=1), torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    )
 
 
 def prototype_contrast(
-    features: Tensor, targets: Tensor, prototypes: Mapping[int, Tensor], cosine: bool = False
-) -> Tensor:
+    features: torch.Tensor, targets: torch.Tensor, prototypes: Mapping[int, torch.Tensor], cosine: bool = False
+) -> torch.Tensor:
     """FedProc's term, the mean over the batch of -log(e^{f . c_y} / sum_c e^{f . c}), prototypes of length 1.
 
     Args:
@@ -64,4 +66,4 @@ def prototype_contrast(
     for k, label in enumerate(labels):
         place = torch.where(targets == label, k, place)
     scores = (directions(features) if cosine else features.flatten(1)) @ known.T
-    return F.cross_entropy(scores, place, ignore_index=-1, reduction="sum") / len(targets)
+    return torch.nn.functional.cross_entropy(scores, place, ignore_index=-1, reduction="sum") / len(targets)

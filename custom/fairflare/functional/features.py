@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
 
+from fairflare.core.execution import no_grad
 from fairflare.core.types import Batch
 
 
 @contextmanager
-def features_of(network: nn.Module) -> Iterator[list[Tensor]]:
+def features_of(network: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Collects what enters the network's last linear layer: float32 (N, D), one tensor for every forward pass.
 
     Raises:
@@ -22,7 +22,7 @@ def features_of(network: nn.Module) -> Iterator[list[Tensor]]:
     layer = _last(network)
     if layer is None:
         raise ValueError("expected a network with a linear layer, got none")
-    found: list[Tensor] = []
+    found: list[torch.Tensor] = []
     hook = layer.register_forward_pre_hook(lambda layer, inputs: found.append(inputs[0].float()))
     try:
         yield found
@@ -30,7 +30,7 @@ def features_of(network: nn.Module) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def lacks_features(network: nn.Module) -> str:
+def lacks_features(network: torch.nn.Module) -> str:
     """Why a network has no features to train, in words that end a sentence; empty where it has."""
     layer = _last(network)
     if layer is None:
@@ -41,16 +41,16 @@ def lacks_features(network: nn.Module) -> str:
     return ""
 
 
-def _last(network: nn.Module) -> nn.Linear | None:
+def _last(network: torch.nn.Module) -> torch.nn.Linear | None:
     """The linear layer that is registered last; None where there is none."""
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    layers = [module for module in network.modules() if isinstance(module, torch.nn.Linear)]
     return layers[-1] if layers else None
 
 
-@torch.no_grad()
+@no_grad
 def class_means(
-    network: nn.Module, batches: Iterable[Batch], counts: Sequence[int], device: torch.device
-) -> dict[int, Tensor]:
+    network: torch.nn.Module, batches: Iterable[Batch], counts: Sequence[int], device: torch.device
+) -> dict[int, torch.Tensor]:
     """Class -> mean features (D,), float32 on ``device``, of every class with examples; sums are in float64.
 
     Args:
@@ -59,7 +59,7 @@ def class_means(
         counts: examples of each class.
         device: where the network computes.
     """
-    sums: Tensor | None = None
+    sums: torch.Tensor | None = None
     with features_of(network.eval()) as found:
         for batch in batches:
             network(batch.inputs.to(device))
@@ -70,7 +70,7 @@ def class_means(
     return {} if sums is None else {c: (sums[c] / n).float() for c, n in enumerate(counts) if n}
 
 
-def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) -> Tensor:
+def class_distance(features: torch.Tensor, targets: torch.Tensor, means: dict[int, torch.Tensor]) -> torch.Tensor:
     """Mean squared difference between features (N, D) and the means (D,) of their classes.
 
     Examples of a class that ``means`` lacks count as lying on their class's mean.
@@ -78,4 +78,4 @@ def class_distance(features: Tensor, targets: Tensor, means: dict[int, Tensor]) 
     goal = features.detach().clone()
     for label, mean in means.items():
         goal = torch.where((targets == label)[:, None], mean.to(goal), goal)
-    return nn.functional.mse_loss(features, goal)
+    return torch.nn.functional.mse_loss(features, goal)

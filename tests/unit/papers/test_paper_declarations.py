@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from cases import each
-from fairflare.app.catalogue import method_rows, task_rows
+from fairflare.app.describe import method_rows, task_rows
 from fairflare.app.labels import folder_name, split_method
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config

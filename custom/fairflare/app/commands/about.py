@@ -16,10 +16,18 @@ from fairflare.app.options import PATH, as_json
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
     from fairflare.app import console
-    from fairflare.app.catalogue import method_rows, part_rows
+    from fairflare.app.later import put_off
 
-    rows, show = (part_rows(), console.parts) if parts else (method_rows(), console.methods)
-    console.dump(rows) if as_json else show(rows)
+    put_off("torch", "numpy")
+    from fairflare.app import describe
+
+    if parts:
+        rows = describe.part_rows()
+        console.dump(rows) if as_json else console.parts(rows)
+    elif as_json:
+        console.dump(describe.method_rows())
+    else:
+        console.methods(describe.listed_rows())
 
 
 @click.command("tasks")
@@ -27,7 +35,7 @@ def list_methods(parts: bool, as_json: bool) -> None:
 def list_tasks(as_json: bool) -> None:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
     from fairflare.app import console
-    from fairflare.app.catalogue import task_rows
+    from fairflare.app.describe import task_rows
 
     rows = task_rows()
     console.dump(rows) if as_json else console.tasks(rows)
@@ -60,6 +68,9 @@ def new(kind: str, name: str, out: Path, as_json: bool) -> None:
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
     from fairflare.app import console
+    from fairflare.app.later import put_off
+
+    put_off("torch", "numpy")
     from fairflare.app.scaffold import write_part
 
     files = write_part(kind, name, out)

@@ -29,8 +29,9 @@ from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, View
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.engine.memory import Asked, SiteMemory, asked_file
+from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
-from fairflare.engine.setup.site_parts import Parts, part, shape, step_of
+from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.ckks import new_contexts

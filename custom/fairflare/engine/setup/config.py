@@ -19,21 +19,11 @@ from fairflare.data.grouping import NONE as UNGROUPED
 from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config_checks import checked_config
+from fairflare.engine.setup.method_parts import declared, defaults_of, method_parts, part, reference_of
 from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.plans import NOTHING, plan_for
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
-from fairflare.engine.setup.site_parts import (
-    NO_STEP,
-    PART_KEYS,
-    STEPS,
-    declared,
-    defaults_of,
-    method_parts,
-    part,
-    reference_of,
-    step_class,
-    without_weights,
-)
+from fairflare.engine.setup.site_parts import NO_STEP, PART_KEYS, STEPS, step_class, without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST

@@ -20,7 +20,8 @@ from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.site_parts import NO_STEP, method_parts, part, shape, step_class
+from fairflare.engine.setup.method_parts import method_parts, part
+from fairflare.engine.setup.site_parts import NO_STEP, shape, step_class
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +15,20 @@ from fairflare.core import registry, user_code
 from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.errors import UserError
 from fairflare.core.metric import LOSSES
-from fairflare.core.registry import Method
 from fairflare.core.seeds import forget_seeds, seed_everything
-from fairflare.core.settings import PROBE, Given, Owners, bare, owned
 from fairflare.core.slots import Slot, slots_of
-from fairflare.core.types import Need, Number, Outline, StateDict, Training
+from fairflare.core.types import Need, Number, Outline, StateDict
 from fairflare.data.grouping import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.setup import tasks
-from fairflare.participation.all import All
-from fairflare.participation.base import Selector
+from fairflare.engine.setup.method_parts import (
+    method_parts,
+)
+from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.server_optimizers.none import Add
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
@@ -44,83 +43,6 @@ PART_KEYS = ("trainer", "selector", "server_optimizer")
 NO_STEP = "none"
 _CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal": Conformal}
 STEPS = (NO_STEP, *_CLASSES)
-
-
-@dataclass(frozen=True)
-class MethodParts:
-    """The objects that a method's declaration names, with their settings."""
-
-    rule: Rule
-    trainer: Trainer
-    probes: tuple[Probe, ...]
-    selector: Selector
-    server_optimizer: ServerOptimizer
-
-
-def default_parts(method: str | Method, values: Mapping[str, Any] | None = None) -> MethodParts:
-    """A method's parts with its own defaults.
-
-    Args:
-        method: its id or declaration.
-        values: settings that differ, by any name that works, see ``core.settings``.
-
-    Raises:
-        UserError: there is no such method or setting, or a value does not fit.
-    """
-    entry = registry.get_method(method) if isinstance(method, str) else method
-    owners = Owners(registry.owners(entry), entry.shared)
-    found = defaults_of(entry, owners) | owners.resolved(values or {})
-    return method_parts(entry, {full: owners.checked(full, given) for full, given in found.items()})
-
-
-def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> MethodParts:
-    """A method's parts from settings by full name; what is not among them is at its default.
-
-    Args:
-        entry: the method.
-        settings: full name -> value.
-        ids: trainer, selector and server_optimizer, where they are not the method's own.
-
-    Raises:
-        UserError: a value does not fit.
-    """
-    made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
-    probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
-    return MethodParts(made["rule"], made["trainer"], probes, made["select"], made["server"])
-
-
-def defaults_of(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> the method's own default, where ``owners`` has such a setting.
-
-    A shared quantity that the method gives no value has the default of the first part that it is declared for.
-    """
-    first = {name: registry.parameters(owners.full[full[0]])[bare(full[0])] for name, full in owners.shared.items()}
-    equal = {full: Given(name, first[name]) for name, targets in owners.shared.items() for full in targets}
-    return equal | declared(entry, owners)
-
-
-def declared(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> what the method itself says, where ``owners`` has such a setting."""
-    return _declared(Owners(registry.owners(entry), entry.shared), entry.settings, owners)
-
-
-def reference_of(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> what the method's reference variant implies, where ``owners`` has such a setting."""
-    declared = Owners({**registry.owners(entry), "train": Training}, entry.shared)
-    return _declared(declared, entry.reference, owners)
-
-
-def part(cls: type, settings: Mapping[str, Any]) -> Any:
-    """An instance of a part or of Training with its share of ``settings`` by their own names; raises UserError."""
-    known = registry.parameters(cls)
-    try:
-        return cls(**{key: registry.checked(cls, key, value) for key, value in settings.items() if key in known})
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> dict[str, Given]:
-    return {full: given for full, given in declared.resolved(values).items() if full in owners.full}
 
 
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partial participation: a share of the sites, drawn anew in every round.
+"""Partial participation: a share of the sites, drawn anew in every round, or a list; the others are only evaluated.
 
-McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1: S_t = a random set of max(C K, 1) sites.
+The share is that of McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1: S_t = a random set of
+max(C K, 1) sites.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 from fairflare.core.registry import selector
 from fairflare.core.seeds import derive
 from fairflare.core.types import Round
-from fairflare.core.validation import Range
+from fairflare.core.validation import Names, Range
 from fairflare.participation.base import Selector
 
 
@@ -47,3 +48,33 @@ class Share(Selector):
 def round_off(count: float) -> float:
     """``count`` without the rounding error of a product: 0.1 of 30 sites are 3 and not 4."""
     return round(count, 9)
+
+
+@selector("list")
+@dataclass(frozen=True)
+class Named(Selector):
+    """The sites of a list, in every round.
+
+    Args:
+        sites: their names, separated by commas.
+    """
+
+    sites: Names = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the list."""
+        return tuple(name.strip() for name in self.sites.split(",") if name.strip())
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        return self.ever(sites)
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        return tuple(site for site in sites if site in self.names)
+
+    def missing(self, sites: Sequence[str]) -> str:
+        """A list that is empty or names a site that does not train."""
+        if not self.names:
+            return f"select.sites: expected names among {', '.join(sites)}, got none"
+        unknown = next((name for name in self.names if name not in sites), "")
+        return f"select.sites: expected names among {', '.join(sites)}, got {unknown!r}" if unknown else ""
