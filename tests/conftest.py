@@ -46,9 +46,8 @@ COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file th
     "test_personal_runs": 5,
     "test_benchmarks": 5,
 }
-FLARE = 100  # a file that starts FLARE's processes waits more than it computes: all of them come first
 DEPLOYED = ("poc", "filters", "faults", "provisioned", "relay")
-"""The files test_deploy_*, in the order in which they come; the first three share a federation."""
+"""The files test_deploy_*, in the order in which they come, before all others; the first three share a federation."""
 
 
 def pytest_addoption(parser):
@@ -132,13 +131,13 @@ MANY, SECONDS = 20, 30
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run side by side (``-n``), a file stays on one worker; federations of FLARE's POC stay on one."""
+    """Where tests run side by side (``-n``), a file stays on one worker; so do the files that share a federation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "deployed" if "test_deploy_" in file else file
+            return "poc" if _deployed(file) in DEPLOYED[:3] else file
 
     config.option.loadscopereorder = False
     return Files(config, log)
@@ -156,11 +155,14 @@ def pytest_collection_modifyitems(items):
 
 
 def _cost(file):
-    if "test_deploy_" in file:
-        return 3 * FLARE - DEPLOYED.index(os.path.basename(file).removeprefix("test_deploy_").removesuffix(".py"))
-    if "tests/flare/" in file or "test_printed_commands" in file:
-        return FLARE
+    if name := _deployed(file):
+        return 1000 - DEPLOYED.index(name)
     return COSTS.get(os.path.basename(file).removesuffix(".py"), 0)
+
+
+def _deployed(file):
+    _, found, name = file.partition("tests/flare/test_deploy_")
+    return found and name.removesuffix(".py")
 
 
 @pytest.fixture(autouse=True)
