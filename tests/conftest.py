@@ -174,7 +174,7 @@ def nobody_waits(request, monkeypatch):
         monkeypatch.setattr(waiting, "SOON", 3600.0)
 
 
-LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/", "tests/docs/")
+LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/test_fuzz_", "tests/docs/")
 """Where pages and pictures are what is tested."""
 
 
