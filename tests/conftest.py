@@ -25,18 +25,41 @@ import torch
 torch.set_num_threads(1)
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
-COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file that is not here costs less than five
-    "test_secure_federation": 25,
+COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
+    "test_simulator": 60,
+    "test_plugins_sim": 55,
+    "test_own_data_sim": 50,
+    "test_benchmarks": 50,
+    "test_printed_commands": 50,
+    "test_random_kills": 45,
+    "test_distribution": 45,
+    "test_personal_flare": 45,
+    "test_run_ends": 40,
+    "test_heartbeat": 35,
+    "test_stock_recipe": 35,
+    "test_random_kills_sim": 33,
+    "test_run_life": 30,
+    "test_jobs": 30,
+    "test_recipe_helpers": 30,
+    "test_resume": 30,
+    "test_init": 30,
+    "test_evaluate": 30,
+    "test_faults": 30,
+    "test_secure_federation": 28,
+    "test_notebooks": 25,
     "test_report_section_pages": 24,
     "test_task_contract": 23,
-    "test_faults": 17,
-    "test_bits": 17,
-    "test_contribution": 14,
+    "test_privacy_filters": 20,
+    "test_new": 20,
+    "test_bits": 20,
+    "test_plugin": 20,
+    "test_absences": 18,
+    "test_client_script": 15,
+    "test_five_papers": 15,
+    "test_contribution": 15,
     "test_staging": 14,
     "test_cache": 12,
     "test_own_data": 11,
-    "test_plugin": 11,
-    "test_absences": 9,
     "test_seer_prostate": 9,
     "test_cli": 8,
     "test_report_alone": 7,
@@ -44,7 +67,6 @@ COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file th
     "test_report_page": 6,
     "test_architecture": 6,
     "test_personal_runs": 5,
-    "test_benchmarks": 5,
 }
 DEPLOYED = ("poc", "filters", "faults", "provisioned", "relay")
 """The files test_deploy_*, in the order in which they come, before all others; the first three share a federation."""
@@ -174,8 +196,8 @@ def nobody_waits(request, monkeypatch):
         monkeypatch.setattr(waiting, "SOON", 3600.0)
 
 
-LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/test_fuzz_", "tests/docs/")
-"""Where pages and pictures are what is tested."""
+LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/test_fuzz_", "tests/docs/test_results.py")
+"""Where pages and pictures are what is tested, or may be what breaks."""
 
 
 @pytest.fixture(autouse=True)
