@@ -21,8 +21,10 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 import torch
+from jinja2 import BytecodeCache
 
 torch.set_num_threads(1)
+os.fsync = lambda file: None  # a process that is killed loses nothing that it has written; no test cuts the power
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
 COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
@@ -210,10 +212,30 @@ def nobody_lays_out(request, monkeypatch):
 
 
 def _words_of(figure):
-    """An SVG of a figure's texts."""
-    from matplotlib.text import Text
-
+    """An SVG of what stands on a figure, but for its axes' numbers."""
     svg = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox="0 0 1 1")
-    for text in figure.findobj(Text):
+    texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)]
+    for text in (*figure.texts, *texts):
         ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
     return ElementTree.tostring(svg)
+
+
+class Compiled(BytecodeCache):
+    """Templates that this process has compiled: a page's own filters would have each page compile them again."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def load_bytecode(self, bucket):
+        if bucket.key in self.kept:
+            bucket.bytecode_from_string(self.kept[bucket.key])
+
+    def dump_bytecode(self, bucket):
+        self.kept[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def templates_are_compiled_once():
+    from fairflare.report.templates import environment
+
+    environment().bytecode_cache = Compiled()
