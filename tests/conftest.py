@@ -21,22 +21,47 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 import torch
+from jinja2 import BytecodeCache
 
 torch.set_num_threads(1)
+os.fsync = lambda file: None  # a process that is killed loses nothing that it has written; no test cuts the power
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
-COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file that is not here costs less than five
-    "test_secure_federation": 25,
+COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
+    "test_simulator": 60,
+    "test_plugins_sim": 55,
+    "test_own_data_sim": 50,
+    "test_benchmarks": 50,
+    "test_printed_commands": 50,
+    "test_random_kills": 45,
+    "test_distribution": 45,
+    "test_personal_flare": 45,
+    "test_run_ends": 40,
+    "test_heartbeat": 35,
+    "test_stock_recipe": 35,
+    "test_random_kills_sim": 33,
+    "test_run_life": 30,
+    "test_jobs": 30,
+    "test_recipe_helpers": 30,
+    "test_resume": 30,
+    "test_init": 30,
+    "test_evaluate": 30,
+    "test_faults": 30,
+    "test_secure_federation": 28,
+    "test_notebooks": 25,
     "test_report_section_pages": 24,
     "test_task_contract": 23,
-    "test_faults": 17,
-    "test_bits": 17,
-    "test_contribution": 14,
+    "test_privacy_filters": 20,
+    "test_new": 20,
+    "test_bits": 20,
+    "test_plugin": 20,
+    "test_absences": 18,
+    "test_client_script": 15,
+    "test_five_papers": 15,
+    "test_contribution": 15,
     "test_staging": 14,
     "test_cache": 12,
     "test_own_data": 11,
-    "test_plugin": 11,
-    "test_absences": 9,
     "test_seer_prostate": 9,
     "test_cli": 8,
     "test_report_alone": 7,
@@ -44,11 +69,9 @@ COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file th
     "test_report_page": 6,
     "test_architecture": 6,
     "test_personal_runs": 5,
-    "test_benchmarks": 5,
 }
-FLARE = 100  # a file that starts FLARE's processes waits more than it computes: all of them come first
 DEPLOYED = ("poc", "filters", "faults", "provisioned", "relay")
-"""The files test_deploy_*, in the order in which they come; the first three share a federation."""
+"""The files test_deploy_*, in the order in which they come, before all others; the first three share a federation."""
 
 
 def pytest_addoption(parser):
@@ -132,13 +155,13 @@ MANY, SECONDS = 20, 30
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run side by side (``-n``), a file stays on one worker; federations of FLARE's POC stay on one."""
+    """Where tests run side by side (``-n``), a file stays on one worker; so do the files that share a federation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "deployed" if "test_deploy_" in file else file
+            return "poc" if _deployed(file) in DEPLOYED[:3] else file
 
     config.option.loadscopereorder = False
     return Files(config, log)
@@ -156,11 +179,14 @@ def pytest_collection_modifyitems(items):
 
 
 def _cost(file):
-    if "test_deploy_" in file:
-        return 3 * FLARE - DEPLOYED.index(os.path.basename(file).removeprefix("test_deploy_").removesuffix(".py"))
-    if "tests/flare/" in file or "test_printed_commands" in file:
-        return FLARE
+    if name := _deployed(file):
+        return 1000 - DEPLOYED.index(name)
     return COSTS.get(os.path.basename(file).removesuffix(".py"), 0)
+
+
+def _deployed(file):
+    _, found, name = file.partition("tests/flare/test_deploy_")
+    return found and name.removesuffix(".py")
 
 
 @pytest.fixture(autouse=True)
@@ -172,8 +198,8 @@ def nobody_waits(request, monkeypatch):
         monkeypatch.setattr(waiting, "SOON", 3600.0)
 
 
-LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/", "tests/docs/")
-"""Where pages and pictures are what is tested."""
+LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/test_fuzz_", "tests/docs/test_results.py")
+"""Where pages and pictures are what is tested, or may be what breaks."""
 
 
 @pytest.fixture(autouse=True)
@@ -186,10 +212,30 @@ def nobody_lays_out(request, monkeypatch):
 
 
 def _words_of(figure):
-    """An SVG of a figure's texts."""
-    from matplotlib.text import Text
-
+    """An SVG of what stands on a figure, but for its axes' numbers."""
     svg = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox="0 0 1 1")
-    for text in figure.findobj(Text):
+    texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)]
+    for text in (*figure.texts, *texts):
         ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
     return ElementTree.tostring(svg)
+
+
+class Compiled(BytecodeCache):
+    """Templates that this process has compiled: a page's own filters would have each page compile them again."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def load_bytecode(self, bucket):
+        if bucket.key in self.kept:
+            bucket.bytecode_from_string(self.kept[bucket.key])
+
+    def dump_bytecode(self, bucket):
+        self.kept[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def templates_are_compiled_once():
+    from fairflare.report.templates import environment
+
+    environment().bytecode_cache = Compiled()

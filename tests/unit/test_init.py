@@ -403,7 +403,7 @@ def test_each_layout_goes_from_init_over_preflight_and_a_run_to_predictions(layo
     code, out, _ = call(capsys, "preflight", root / "fairflare" / "sites" / "site-2.yaml", "--json")
     assert code == 0 and json.loads(out) == found["site-2"]
     run = tmp_path / "run"
-    code, out, err = call(capsys, "run", "fedavg", "--data", root, "--rounds", "1", "--out", run, "--json")
+    code, out, err = call(capsys, "run", "fedavg", "--data", root, "--rounds", "1", "--no-solo", "--out", run, "--json")
     assert code == 0, err
     report = json.loads(out)["report"]
     assert list(report["sites"]) == list(SITES)

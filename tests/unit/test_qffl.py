@@ -124,7 +124,7 @@ def test_a_run_uses_its_own_learning_rate(tmp_path):
 
     models = []
     for name, more in (("own", ()), ("same", ("--set", "lipschitz=20")), ("other", ("--set", "lipschitz=1"))):
-        command = ["run", "qfedavg", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2"]
+        command = ["run", "qfedavg", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2", "--no-solo"]
         with pytest.raises(SystemExit) as end:
             main([*command, "--set", "lr=0.05", "--set", "optimizer=sgd", *more, "--out", str(tmp_path / name)])
         assert not end.value.code

@@ -305,7 +305,7 @@ def test_bad_options(options, message):
 
 def run(capsys, out, *arguments):
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--rounds", "2", "--json", "--out", str(out), *arguments])
+        main(["run", "fedufo", "--rounds", "2", "--no-solo", "--json", "--out", str(out), *arguments])
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     evaluation = next(entry for entry in verify(out / "audit.jsonl") if entry["event"] == "evaluation")

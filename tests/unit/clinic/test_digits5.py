@@ -213,7 +213,18 @@ def test_evaluation_reports_its_metrics(task):
 def test_one_command_trains_on_all_domains(task, tmp_path, capsys):
     options = [a for pair in ("n_sites=4", "share=0.1", "limit=12", "epochs=1") for a in ("--set", pair)]
     code, out, err = call(
-        capsys, "run", "fedheal", "--task", "digits5", *options, "--rounds", "1", "--out", tmp_path / "run", "--json"
+        capsys,
+        "run",
+        "fedheal",
+        "--task",
+        "digits5",
+        *options,
+        "--rounds",
+        "1",
+        "--no-solo",
+        "--out",
+        tmp_path / "run",
+        "--json",
     )
     assert code == 0, err
     sites = json.loads(out)["report"]["sites"]

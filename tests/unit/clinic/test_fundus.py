@@ -212,7 +212,7 @@ def test_the_papers_settings():
 
 def test_photographs_train_with_one_command(dofe, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAIRFLARE_DATA", str(dofe))
-    run = ("--task", "fundus", "--set", "size=32", "--rounds", "2", "--out", tmp_path / "run", "--json")
+    run = ("--task", "fundus", "--set", "size=32", "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json")
     code, out, err = call(capsys, "run", "fedavg", *run)
     assert code == 0, err
     report = json.loads(out)["report"]

@@ -252,7 +252,7 @@ def test_one_command_trains_on_all_domains(task, tmp_path, capsys):
     code, out, err = call(
         capsys,
         *("run", "fedavg", "--task", "office-caltech", *options),
-        *("--rounds", "1", "--out", tmp_path / "run", "--json"),
+        *("--rounds", "1", "--no-solo", "--out", tmp_path / "run", "--json"),
     )
     assert code == 0, err
     sites = json.loads(out)["report"]["sites"]

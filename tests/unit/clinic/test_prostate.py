@@ -285,7 +285,7 @@ def test_unknown_site(saml):
 def test_volumes_train_with_one_command(method, saml, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAIRFLARE_DATA", str(saml))
     settings = ("--set", "size=32", "--set", "val_fraction=0.34", "--set", "test_fraction=0.34")
-    run = ("--task", "prostate", *settings, "--rounds", "2", "--out", tmp_path / "run", "--json")
+    run = ("--task", "prostate", *settings, "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json")
     code, out, err = call(capsys, "run", method, *run)
     assert code == 0, err
     report = json.loads(out)["report"]

@@ -119,7 +119,7 @@ def test_no_measured_column_alone_gives_the_label_away(ctg_table):
 
 def test_a_run_on_the_ctg_table(ctg_table, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--task", "ctg", "--rounds", "2", "--json", "--out", str(tmp_path / "run")])
+        main(["run", "fedufo", "--task", "ctg", "--rounds", "2", "--no-solo", "--json", "--out", str(tmp_path / "run")])
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     report = json.loads(streams.out)["report"]

@@ -342,7 +342,19 @@ def call(capsys, *arguments):
 
 def test_a_run_from_the_command_line(root, tmp_path, capsys):
     settings = [word for key, value in {**TINY, "limit": 10}.items() for word in ("--set", f"{key}={value}")]
-    run = ("run", "fedavg", "--task", "rsna-ich", *settings, "--rounds", "1", "--out", tmp_path / "r", "--json")
+    run = (
+        "run",
+        "fedavg",
+        "--task",
+        "rsna-ich",
+        *settings,
+        "--rounds",
+        "1",
+        "--no-solo",
+        "--out",
+        tmp_path / "r",
+        "--json",
+    )
     code, out, err = call(capsys, *run)
     assert code == 0, err
     report = json.loads(out)["report"]

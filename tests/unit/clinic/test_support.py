@@ -281,7 +281,21 @@ def test_bad_options(options, message):
 def test_a_run(folder, tmp_path, capsys):
     grouped = ("--set", "group_by=label+black", "--set", "min_count=1")
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--task", "support", "--rounds", "2", *grouped, "--json", "--out", str(tmp_path / "r")])
+        main(
+            [
+                "run",
+                "fedufo",
+                "--task",
+                "support",
+                "--rounds",
+                "2",
+                "--no-solo",
+                *grouped,
+                "--json",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     report = json.loads(streams.out)["report"]
