@@ -5,16 +5,19 @@ hospital's reviewer must know of one, read from its folder: nothing of the job i
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fairflare
 from fairflare import __version__
-from fairflare.app import console, display
+from fairflare.app import display
 from fairflare.app.describe import leaving_rows
 from fairflare.app.folders import check_path, content
 from fairflare.core import manifest
@@ -63,8 +66,21 @@ def export_job(
         for line in origin.lines():
             display.note(line)
     name = name or job_name(config)
-    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, console.quiet_flare():
+    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, _quiet():
         FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _refuse_other_than_job(out: Path, force: bool) -> None:
@@ -276,13 +292,8 @@ def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
             yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
 
 
-def show(found: Mapping[str, Any]) -> None:
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The same for people, on one screen."""
-    for line in _lines(found):
-        console.say(line)
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     site, server = found["site"], found["server"]
     yield f"job {found['job']}: {found['method']} on {found['task']}, sites {', '.join(found['sites']) or 'unnamed'}"
     yield from _wrapped("entry point", f"{site['entry_point']}; the server's is {server['entry_point'] or 'installed'}")

@@ -8,7 +8,6 @@ with each other and with comparisons, and an interrupted command goes on with wh
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from fairflare.app.catalogue import method_rows
 from fairflare.app.comparison import on_mixture, parse_options
 from fairflare.app.folders import check_path
 from fairflare.app.labels import comparison_name, folder_name
-from fairflare.app.paper_list import DATA_FOLDER, FOLDER, remember, speed_of
+from fairflare.app.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
 from fairflare.app.parallel import Workers, budget, side_by_side
 from fairflare.app.runs import run_once
 from fairflare.app.study import Study, arms, facts
@@ -187,8 +186,7 @@ class Plan:
 
 def is_here(data: Data, task: str) -> bool:
     """Whether the user's copy of a data set can be read; what embedded tasks read always is."""
-    root = os.environ.get(DATA_FOLDER)
-    if data.needs and not (root and all((Path(root) / name).exists() for name in data.needs)):
+    if not has_files(data):
         return False
     name, _, preset = task.partition(":")
     try:

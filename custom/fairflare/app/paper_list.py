@@ -109,9 +109,13 @@ def _data_of(exhibit: Exhibit) -> list[Data]:
 
 def _chosen(data: Data) -> tuple[str, bool]:
     """(task that would run, whether it stands in), by what lies in the data folder."""
+    return (data.task, False) if has_files(data) or not data.stand_in else (data.stand_in, True)
+
+
+def has_files(data: Data) -> bool:
+    """Whether the user has a copy of a data set; what embedded tasks read is always there."""
     root = os.environ.get(DATA_FOLDER)
-    here = not data.needs or bool(root and all((Path(root) / name).exists() for name in data.needs))
-    return (data.task, False) if here or not data.stand_in else (data.stand_in, True)
+    return not data.needs or bool(root and all((Path(root) / name).exists() for name in data.needs))
 
 
 def _runs(
