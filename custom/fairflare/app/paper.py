@@ -24,7 +24,7 @@ from fairflare.app.labels import comparison_name, folder_name
 from fairflare.app.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
 from fairflare.app.parallel import Workers, budget, side_by_side
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, arms, facts
+from fairflare.app.study import Study, arms, facts, leaving_out
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
@@ -33,7 +33,7 @@ from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
 from fairflare.engine.log_lines import events
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.config import RunConfig, checked_config
+from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_text
 from fairflare.functional.landscape import filter_normalised, loss_grid
@@ -146,15 +146,12 @@ class Plan:
             return task, False
         return _preset(data.stand_in, self._choices.presets), True
 
-    def _values(self, table: Table, place: Place, row: Row) -> dict[str, Any]:
-        own = place.data.other if place.stands_in else place.data.settings
-        return {**own, **table.values, **row.values, **self._choices.values}
-
     def _arm(self, table: Table, place: Place, row: Row, label: str) -> dict[int, str]:
         """Seed -> path of the runs of one METHOD, which this asks for."""
         seeds = self._choices.seeds or table.seeds
         rounds = self._choices.rounds or table.rounds
-        values = self._values(table, place, row)
+        own = place.data.other if place.stands_in else place.data.settings
+        values = {**own, **table.values, **row.values, **self._choices.values}
         folder = comparison_name(place.task, {"rounds": rounds, "values": values})
         found = arms([label], place.task, seeds, rounds=rounds, values=values)
         paths = {}
@@ -169,9 +166,7 @@ class Plan:
         for seed, path in full.items():
             config = self.configs[path]
             sites = tasks.load(config.task, config.preset, **config.options).sites()
-            fewer = min(config.min_sites, len(sites) - 1)
-            for site in sites:
-                without = checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer))
+            for site, without in leaving_out(config, list(sites)).items():
                 own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
                 place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
 

@@ -354,6 +354,12 @@ def facts() -> dict[str, str]:
     }
 
 
+def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
+    """Site -> the run that does not train on it."""
+    fewer = min(config.min_sites, len(sites) - 1)
+    return {site: checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer)) for site in sites}
+
+
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
     """``Federation.sites``."""
     import pandas
