@@ -43,6 +43,8 @@ UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind ("note", "doing", "reached") and its values, which can be pickled."""
+_told: list[Say] = []
+"""What notes and progress of this process are told to in the place of the terminal, last one first."""
 
 
 def clean(text: str) -> str:
@@ -61,8 +63,6 @@ out = Terminal(highlight=False)
 """For results."""
 err = Terminal(stderr=True, highlight=False)
 """For progress and notes."""
-_told: list[Say] = []
-"""What notes and progress of this process are told to in the place of the terminal, last one first."""
 
 
 def note(text: str) -> None:

@@ -51,6 +51,16 @@ JOB_FILES = (
     rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
+CHECKS = {
+    "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
+    "engine/incoming_checks.py": "what the server sends, before the site works with it",
+    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
+    "privacy/counts.py": "groups below min_count: their numbers stay",
+    "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
+    "engine/gate.py": "at the server: every answer again, before it is added to anything",
+}
+"""File of the package -> what is checked there, in the order in which it happens."""
+WIDTH = 110
 
 
 def export_job(
@@ -132,18 +142,6 @@ def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
     if value is not None and not isinstance(value, kind):
         raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
     return kind() if value is None else value
-
-
-CHECKS = {
-    "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
-    "engine/incoming_checks.py": "what the server sends, before the site works with it",
-    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
-    "privacy/counts.py": "groups below min_count: their numbers stay",
-    "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
-    "engine/gate.py": "at the server: every answer again, before it is added to anything",
-}
-"""File of the package -> what is checked there, in the order in which it happens."""
-WIDTH = 110
 
 
 def inspected(folder: Path) -> dict[str, Any]:

@@ -50,6 +50,11 @@ from fairflare.report.table_model import Table as Shown
 from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]
+Json = dict[str, Any]
+STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
+EXAMPLES = 256
+"""Of each test set, of which the loss is taken."""
+BINS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +201,6 @@ def _preset(task: str, presets: Mapping[str, str]) -> str:
     return f"{name}:{presets[name]}" if name in presets else task
 
 
-Json = dict[str, Any]
-
-
 def make_exhibit(
     exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: Workers | None = None
 ) -> Json:
@@ -321,12 +323,6 @@ def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     higher = bool(report["detail"]["higher_is_better"])
     elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
     return Run(report, scores, elsewhere)
-
-
-STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
-EXAMPLES = 256
-"""Of each test set, of which the loss is taken."""
-BINS = 32
 
 
 def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, Path]]) -> Shown:

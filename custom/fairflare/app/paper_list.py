@@ -20,6 +20,8 @@ from fairflare.papers.index import PAPERS
 FOLDER, TIMES = "papers", "times.json"
 """Below the folder of the runs: the folder of what is written, and what runs took."""
 Known = dict[str, dict[str, list[float]]]
+DATA_FOLDER = "FAIRFLARE_DATA"
+Rows = list[dict[str, Any]]
 
 
 def speed_of(folder: Path) -> Speed:
@@ -49,10 +51,6 @@ def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]
             known.setdefault(task, {})[label] = list(found)
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     save_json(folder / FOLDER / TIMES, known)
-
-
-DATA_FOLDER = "FAIRFLARE_DATA"
-Rows = list[dict[str, Any]]
 
 
 def paper_rows(folder: Path) -> Rows:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 DATA_SEED = "data_seed"
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
+SOLO, POOLED = "solo", "pooled"
+ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
+"""What a reference has of the run, beside task, data, seed and trainer."""
 
 
 def arms(
@@ -311,11 +314,6 @@ def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
                         f"{key}: expected the same for all methods of a comparison (--set {key}=...), "
                         f"got {own[key]} in {name} and {its[key]} in {other}"
                     )
-
-
-SOLO, POOLED = "solo", "pooled"
-ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
-"""What a reference has of the run, beside task, data, seed and trainer."""
 
 
 def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
