@@ -207,12 +207,8 @@ def _sites(meta: Mapping[str, Any]) -> list[str]:
 def _code(app: Path) -> dict[str, Any]:
     """What one side is sent: where running begins, files and lines by package, and whether they are as listed."""
     if not (app / manifest.CUSTOM).is_dir():
-        return {
-            "brings_code": False,
-            "entry_point": EXECUTOR if app.name == APPS["site"] else "",
-            "files": 0,
-            "lines": 0,
-        }
+        entry = EXECUTOR if app.name == APPS["site"] else ""
+        return {"brings_code": False, "entry_point": entry, "files": 0, "lines": 0}
     try:
         found = manifest.read_manifest(app)
         here = {name: manifest.entry_of(path) for name, path in manifest.code_of(app)}
