@@ -110,6 +110,20 @@ def test_the_round_knows_no_configuration_and_no_data():
             assert not any(m.startswith("fairflare.engine.setup") for m in found), path.name
 
 
+def test_studies_and_runs_need_no_command_line():
+    """Nor does what they need: a study from Python is the command's, without its options, tables and prompts."""
+    app = PACKAGE / "app"
+    above = {"cli", "commands", "options", "run_file", "console", "results", "live_view", "intake"}
+    names = {"study", "comparison", "contribution", "free_riders", "search", "paper", "parallel", "runs"}
+    done = set()
+    while names:
+        done.add(name := names.pop())
+        found = {module_of(one, MODULES) or "" for one in imports(app / f"{name}.py")}
+        own = {one.split(".")[2] for one in found if one.startswith("fairflare.app.")}
+        assert not own & above and "click" not in imports(app / f"{name}.py"), f"{name}.py imports {own & above}"
+        names |= own - done
+
+
 def test_modules_import_each_other_in_no_circle():
     graph = {
         name: {m for n in imports(path) if (m := module_of(n, MODULES)) and m != name} for name, path in MODULES.items()

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fairflare.app import display
 from fairflare.app.cli import main
-from fairflare.app.display import Board, Told
+from fairflare.app.display import Board, Observer
 from fairflare.app.parallel import budget
 from fairflare.app.study import Study
 from fairflare.core.errors import RunFailed, UserError
@@ -172,7 +172,7 @@ def test_one_bar_over_all_shows_what_is_left(monkeypatch):
         assert cost > 1 and over.total == 4 + 4 * cost and over.completed == 0
         for name in ("a", "b"):
             board.began(name)
-        tell = Told(lambda *what: board.heard("a", *what))
+        tell = Observer(lambda *what: board.heard("a", *what))
         tell.saw({"event": "resume", "from_round": 2})
         assert over.total == 2 + 4 * cost and over.completed == 0
         tell.saw({"event": "round", "round": 3, "rejected": {}})

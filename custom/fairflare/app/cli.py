@@ -23,6 +23,34 @@ LONGEST = 1500
 MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
+COMMANDS = (
+    about.describe,
+    about.list_methods,
+    about.list_tasks,
+    about.new,
+    data.fingerprint,
+    data.init,
+    data.plan,
+    data.preflight,
+    data.prepare,
+    folders.after,
+    folders.convert,
+    folders.inspect,
+    folders.report,
+    folders.verify,
+    folders.watch,
+    model.evaluate,
+    model.export_model,
+    model.predict,
+    run.export,
+    run.resume,
+    run.run,
+    studies.compare,
+    studies.contribution,
+    studies.paper,
+    studies.riders,
+    studies.search,
+)
 
 
 def explained(error: BaseException) -> int:

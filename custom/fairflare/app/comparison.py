@@ -45,6 +45,14 @@ from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
 from fairflare.tasks.base import Task
 
+Json = dict[str, Any]
+Predicted = dict[str, tuple[Tensor, Tensor]]
+"""Site -> condensed outputs and targets of its test split."""
+RESAMPLED = ("mean", "worst", "std", "gap")
+"""The quantities that resampled patients give."""
+Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
+"""Label of a method -> seed -> its run's configuration and folder."""
+
 
 def compare_all(
     configs: Sequence[tuple[str, RunConfig]],
@@ -92,15 +100,6 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
     tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
     save_text(folder / "compare.tex", as_latex(*tables))
     save_text(folder / "tables.csv", tables_as_csv(*tables))
-
-
-Json = dict[str, Any]
-Predicted = dict[str, tuple[Tensor, Tensor]]
-"""Site -> condensed outputs and targets of its test split."""
-RESAMPLED = ("mean", "worst", "std", "gap")
-"""The quantities that resampled patients give."""
-Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
-"""Label of a method -> seed -> its run's configuration and folder."""
 
 
 def look_again(

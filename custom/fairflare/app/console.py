@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +38,6 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 def dump(content: Any) -> None:
     """JSON on stdout."""
     click.echo(json.dumps(content, indent=2, allow_nan=False))
-
-
-@contextlib.contextmanager
-def quiet_flare() -> Iterator[None]:
-    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def methods(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,10 +19,10 @@ from fairflare.app.folders import CONTRIBUTION as RESULT
 from fairflare.app.labels import LONGEST_BYTES, folder_name
 from fairflare.app.parallel import Workers
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, config_of, facts
+from fairflare.app.study import Study, config_of, facts, leaving_out
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.assembly import site_names
-from fairflare.engine.setup.config import RunConfig, checked_config
+from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
 from fairflare.report.agreement import agreements, leave_one_out_shares
@@ -120,7 +120,9 @@ class _Plan:
             raise UserError("selector: is what --shapley varies; do not set it")
         self.orders = joining_orders(self.sites, question.permutations, seed) if question.shapley else []
         self.teams = coalitions(self.sites, self.orders) if question.shapley else []
-        self.runs = {self._name(ALL): config, **self._without(), **self._coalitions()}
+        without = leaving_out(config, self.sites)
+        self.runs = {self._name(ALL): config}
+        self.runs |= {self._name(f"{WITHOUT}{site}"): one for site, one in without.items()} | self._coalitions()
         self.runs |= {self._weights_run(label): question.config(label, seed) for label in question.others}
 
     def result(self, reports: Mapping[str, Any]) -> Json:
@@ -145,11 +147,6 @@ class _Plan:
             raise UserError(f"contribution: no site has {metric} on its test split")
         utilities[frozenset()] = sign * untrained
         return shapley_of(self.sites, self.orders, utilities)
-
-    def _without(self) -> dict[str, RunConfig]:
-        fewer = min(self.config.min_sites, len(self.sites) - 1)
-        left_out = {site: dataclasses.replace(self.config, leave_out=site, min_sites=fewer) for site in self.sites}
-        return {self._name(f"{WITHOUT}{site}"): checked_config(config) for site, config in left_out.items()}
 
     def _coalitions(self) -> dict[str, RunConfig]:
         found = {}

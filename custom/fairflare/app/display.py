@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is seen of runs while they go on: one observer of a run, and the bars that show one or several of them.
 
-A run tells an ``Observer``, by calls or by its audit log. ``Progress`` shows it: a bar at a terminal, a line per round
-in a redirected stream. ``Told`` passes it on, to a ``Board`` over several runs, or to nobody (``silent``).
+A run tells an ``Observer``, by calls or by its audit log, which passes it on: to a ``Board`` over several runs, or to
+nobody. ``Progress`` is one that shows it: a bar at a terminal, a line per round in a redirected stream.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind ("note", "doing", "reached") and its values, which can be pickled."""
+_told: list[Say] = []
+"""What notes and progress of this process are told to in the place of the terminal, last one first."""
 
 
 def clean(text: str) -> str:
@@ -61,8 +63,6 @@ out = Terminal(highlight=False)
 """For results."""
 err = Terminal(stderr=True, highlight=False)
 """For progress and notes."""
-_told: list[Say] = []
-"""What notes and progress of this process are told to in the place of the terminal, last one first."""
 
 
 def note(text: str) -> None:
@@ -84,7 +84,7 @@ def busy(text: str) -> contextlib.AbstractContextManager[Any]:
 
 def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Observer:
     """What shows a run of this process."""
-    return Told(_told[-1], starting, headline) if _told else Progress(title, rounds, sites, starting, headline)
+    return Observer(_told[-1], starting, headline) if _told else Progress(title, rounds, sites, starting, headline)
 
 
 @contextlib.contextmanager
@@ -109,18 +109,20 @@ def silent() -> Iterator[None]:
 
 
 class Observer:
-    """Is told of a run, by calls or by its audit log; says what it hears as notes, as what is done, or as rounds."""
+    """Is told of a run, by calls or by its audit log, and says it to ``say``: to nobody, a board or another process."""
 
     SCORING = "scoring"
 
-    def __init__(self, starting: bool = False, headline: str = "") -> None:
+    def __init__(self, say: Say = lambda *said: None, starting: bool = False, headline: str = "") -> None:
         """``starting``: processes start first, as in the simulator; ``headline``: the metric that is shown, see
         ``score_words``."""
         self._first, self.headline = "starting FLARE" if starting else "preparing", headline
+        self._say = say
         self._read = 0
         """Bytes of the audit log that have been shown."""
 
     def __enter__(self) -> Self:
+        self.doing(self._first)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -128,15 +130,21 @@ class Observer:
 
     def note(self, text: str) -> None:
         """A remark, one line."""
+        self._say("note", text)
 
     def doing(self, text: str) -> None:
         """What is done until something else is."""
+        self._say("doing", text)
 
     def began(self, entry: Mapping[str, Any], first: int) -> None:
         """Rounds begin after round ``first``."""
+        self._say("reached", first, True, "")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         """A round has ended, with scores in words."""
+        self._say("reached", entry["round"], False, words)
+        if entry["rejected"]:
+            self.note(line(entry))
 
     def preparing(self, site: str) -> None:
         """A site's data are about to be built."""
@@ -169,32 +177,6 @@ class Observer:
                     break
                 self.saw(json.loads(text))
                 self._read += len(text)
-
-
-class Told(Observer):
-    """Passes on what it hears."""
-
-    def __init__(self, say: Say, starting: bool = False, headline: str = "") -> None:
-        super().__init__(starting, headline)
-        self._say = say
-
-    def __enter__(self) -> Self:
-        self.doing(self._first)
-        return self
-
-    def note(self, text: str) -> None:
-        self._say("note", text)
-
-    def doing(self, text: str) -> None:
-        self._say("doing", text)
-
-    def began(self, entry: Mapping[str, Any], first: int) -> None:
-        self._say("reached", first, True, "")
-
-    def reached(self, entry: Mapping[str, Any], words: str) -> None:
-        self._say("reached", entry["round"], False, words)
-        if entry["rejected"]:
-            self.note(line(entry))
 
 
 class TimeLeft(ProgressColumn):
@@ -245,7 +227,7 @@ class Progress(_Lively, Observer):
 
     def __init__(self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> None:
         """``sites``: how many, for the bar over their data; ``starting`` and ``headline`` as of ``Observer``."""
-        super().__init__(starting, headline)
+        super().__init__(starting=starting, headline=headline)
         self._title, self._rounds, self._sites, self._errors = title, rounds, sites, 0
         columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[state]}")
         self._task = self._show_on(_bar(*columns), self._first)
@@ -278,7 +260,7 @@ class Progress(_Lively, Observer):
         self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
         self._bar.update(self._task, description=escape(self._title))
         self._doing = f"{self._title}: round {first + 1} of {self._rounds}"
-        self._say(f"{line(entry)}, {self._rounds} rounds")
+        self._line(f"{line(entry)}, {self._rounds} rounds")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         done, last = entry["round"], entry["round"] == entry["rounds"]
@@ -290,10 +272,10 @@ class Progress(_Lively, Observer):
         begun, first = self._since
         left = "" if last else time_left(time.monotonic() - begun, done - first, self._rounds - done)
         count = f"{len(entry.get('accepted') or ())} sites"
-        self._say(", ".join(filter(None, (f"round {done} of {entry['rounds']}: {count}", words, left))))
+        self._line(", ".join(filter(None, (f"round {done} of {entry['rounds']}: {count}", words, left))))
 
-    def _say(self, text: str) -> None:
-        """A line where no bar is shown."""
+    def _line(self, text: str) -> None:
+        """Where no bar is shown."""
         if not err.is_terminal:
             self.note(text)
 

@@ -5,16 +5,19 @@ hospital's reviewer must know of one, read from its folder: nothing of the job i
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fairflare
 from fairflare import __version__
-from fairflare.app import console, display
+from fairflare.app import display
 from fairflare.app.describe import leaving_rows
 from fairflare.app.folders import check_path, content
 from fairflare.core import manifest
@@ -48,6 +51,16 @@ JOB_FILES = (
     rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
+CHECKS = {
+    "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
+    "engine/incoming_checks.py": "what the server sends, before the site works with it",
+    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
+    "privacy/counts.py": "groups below min_count: their numbers stay",
+    "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
+    "engine/gate.py": "at the server: every answer again, before it is added to anything",
+}
+"""File of the package -> what is checked there, in the order in which it happens."""
+WIDTH = 110
 
 
 def export_job(
@@ -63,8 +76,21 @@ def export_job(
         for line in origin.lines():
             display.note(line)
     name = name or job_name(config)
-    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, console.quiet_flare():
+    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, _quiet():
         FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _refuse_other_than_job(out: Path, force: bool) -> None:
@@ -116,18 +142,6 @@ def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
     if value is not None and not isinstance(value, kind):
         raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
     return kind() if value is None else value
-
-
-CHECKS = {
-    "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
-    "engine/incoming_checks.py": "what the server sends, before the site works with it",
-    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
-    "privacy/counts.py": "groups below min_count: their numbers stay",
-    "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
-    "engine/gate.py": "at the server: every answer again, before it is added to anything",
-}
-"""File of the package -> what is checked there, in the order in which it happens."""
-WIDTH = 110
 
 
 def inspected(folder: Path) -> dict[str, Any]:
@@ -193,12 +207,8 @@ def _sites(meta: Mapping[str, Any]) -> list[str]:
 def _code(app: Path) -> dict[str, Any]:
     """What one side is sent: where running begins, files and lines by package, and whether they are as listed."""
     if not (app / manifest.CUSTOM).is_dir():
-        return {
-            "brings_code": False,
-            "entry_point": EXECUTOR if app.name == APPS["site"] else "",
-            "files": 0,
-            "lines": 0,
-        }
+        entry = EXECUTOR if app.name == APPS["site"] else ""
+        return {"brings_code": False, "entry_point": entry, "files": 0, "lines": 0}
     try:
         found = manifest.read_manifest(app)
         here = {name: manifest.entry_of(path) for name, path in manifest.code_of(app)}
@@ -276,13 +286,8 @@ def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
             yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
 
 
-def show(found: Mapping[str, Any]) -> None:
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The same for people, on one screen."""
-    for line in _lines(found):
-        console.say(line)
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     site, server = found["site"], found["server"]
     yield f"job {found['job']}: {found['method']} on {found['task']}, sites {', '.join(found['sites']) or 'unnamed'}"
     yield from _wrapped("entry point", f"{site['entry_point']}; the server's is {server['entry_point'] or 'installed'}")

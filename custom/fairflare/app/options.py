@@ -348,7 +348,7 @@ def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]
 
 
 def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
-    """``pairs`` whose ``site_names`` lack those that are left out, of which UserError is raised where none is left."""
+    """``pairs`` whose ``site_names`` lack those that are left out; UserError where one is unknown or none is left."""
     if not left_out:
         return pairs
     given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}

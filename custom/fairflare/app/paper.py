@@ -8,7 +8,6 @@ with each other and with comparisons, and an interrupted command goes on with wh
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,10 +21,10 @@ from fairflare.app.comparison import on_mixture, parse_options
 from fairflare.app.describe import listed_rows
 from fairflare.app.folders import check_path
 from fairflare.app.labels import comparison_name, folder_name
-from fairflare.app.paper_list import DATA_FOLDER, FOLDER, remember, speed_of
+from fairflare.app.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
 from fairflare.app.parallel import Workers, budget, side_by_side
 from fairflare.app.runs import run_once
-from fairflare.app.study import Study, arms, facts
+from fairflare.app.study import Study, arms, facts, leaving_out
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
@@ -34,7 +33,7 @@ from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
 from fairflare.engine.log_lines import events
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.config import RunConfig, checked_config
+from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_text
 from fairflare.functional.landscape import filter_normalised, loss_grid
@@ -49,6 +48,11 @@ from fairflare.report.table_files import Table as Shown
 from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]
+Json = dict[str, Any]
+STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
+EXAMPLES = 256
+"""Of each test set, of which the loss is taken."""
+BINS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,15 +149,12 @@ class Plan:
             return task, False
         return _preset(data.stand_in, self._choices.presets), True
 
-    def _values(self, table: Table, place: Place, row: Row) -> dict[str, Any]:
-        own = place.data.other if place.stands_in else place.data.settings
-        return {**own, **table.values, **row.values, **self._choices.values}
-
     def _arm(self, table: Table, place: Place, row: Row, label: str) -> dict[int, str]:
         """Seed -> path of the runs of one METHOD, which this asks for."""
         seeds = self._choices.seeds or table.seeds
         rounds = self._choices.rounds or table.rounds
-        values = self._values(table, place, row)
+        own = place.data.other if place.stands_in else place.data.settings
+        values = {**own, **table.values, **row.values, **self._choices.values}
         folder = comparison_name(place.task, {"rounds": rounds, "values": values})
         found = arms([label], place.task, seeds, rounds=rounds, values=values)
         paths = {}
@@ -168,9 +169,7 @@ class Plan:
         for seed, path in full.items():
             config = self.configs[path]
             sites = tasks.load(config.task, config.preset, **config.options).sites()
-            fewer = min(config.min_sites, len(sites) - 1)
-            for site in sites:
-                without = checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer))
+            for site, without in leaving_out(config, list(sites)).items():
                 own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
                 place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
 
@@ -185,8 +184,7 @@ class Plan:
 
 def is_here(data: Data, task: str) -> bool:
     """Whether the user's copy of a data set can be read; what embedded tasks read always is."""
-    root = os.environ.get(DATA_FOLDER)
-    if data.needs and not (root and all((Path(root) / name).exists() for name in data.needs)):
+    if not has_files(data):
         return False
     name, _, preset = task.partition(":")
     try:
@@ -199,9 +197,6 @@ def is_here(data: Data, task: str) -> bool:
 def _preset(task: str, presets: Mapping[str, str]) -> str:
     name = task.partition(":")[0]
     return f"{name}:{presets[name]}" if name in presets else task
-
-
-Json = dict[str, Any]
 
 
 def make_exhibit(
@@ -326,12 +321,6 @@ def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     higher = bool(report["detail"]["higher_is_better"])
     elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
     return Run(report, scores, elsewhere)
-
-
-STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
-EXAMPLES = 256
-"""Of each test set, of which the loss is taken."""
-BINS = 32
 
 
 def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, Path]]) -> Shown:

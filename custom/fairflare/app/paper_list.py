@@ -20,6 +20,8 @@ from fairflare.papers.index import PAPERS
 FOLDER, TIMES = "papers", "times.json"
 """Below the folder of the runs: the folder of what is written, and what runs took."""
 Known = dict[str, dict[str, list[float]]]
+DATA_FOLDER = "FAIRFLARE_DATA"
+Rows = list[dict[str, Any]]
 
 
 def speed_of(folder: Path) -> Speed:
@@ -49,10 +51,6 @@ def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]
             known.setdefault(task, {})[label] = list(found)
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     save_json(folder / FOLDER / TIMES, known)
-
-
-DATA_FOLDER = "FAIRFLARE_DATA"
-Rows = list[dict[str, Any]]
 
 
 def paper_rows(folder: Path) -> Rows:
@@ -109,9 +107,13 @@ def _data_of(exhibit: Exhibit) -> list[Data]:
 
 def _chosen(data: Data) -> tuple[str, bool]:
     """(task that would run, whether it stands in), by what lies in the data folder."""
+    return (data.task, False) if has_files(data) or not data.stand_in else (data.stand_in, True)
+
+
+def has_files(data: Data) -> bool:
+    """Whether the user has a copy of a data set; what embedded tasks read is always there."""
     root = os.environ.get(DATA_FOLDER)
-    here = not data.needs or bool(root and all((Path(root) / name).exists() for name in data.needs))
-    return (data.task, False) if here or not data.stand_in else (data.stand_in, True)
+    return not data.needs or bool(root and all((Path(root) / name).exists() for name in data.needs))
 
 
 def _runs(

@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 FORM = "KEY=LOW..HIGH, KEY=LOW..HIGH:log, or KEY=A,B,C"
 MOST_CHOICES = 1000
+TRIAL = ("score", "mean", "worst", "worst_site", "model_sha256")
+"""What a trial comes to, on validation."""
+STUDY, RESULT, PAGE, TABLE = "study.db", "search.json", "search.html", "trials.csv"
+TRIALS, BEST = "trials", "best"
+NAME = "fairflare"
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,6 @@ def _number(key: str, text: str) -> float:
     return number
 
 
-TRIAL = ("score", "mean", "worst", "worst_site", "model_sha256")
-"""What a trial comes to, on validation."""
-
-
 class Untested:
     """A site's data without its test split: nothing can be measured on it."""
 
@@ -203,11 +204,6 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 def _untested(look: Any) -> tuple[list[Finding], SiteData | None]:
     found, data = look()
     return found, None if data is None else Untested(data)
-
-
-STUDY, RESULT, PAGE, TABLE = "study.db", "search.json", "search.html", "trials.csv"
-TRIALS, BEST = "trials", "best"
-NAME = "fairflare"
 
 
 @dataclass(frozen=True)

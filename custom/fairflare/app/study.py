@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 DATA_SEED = "data_seed"
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
+SOLO, POOLED = "solo", "pooled"
+ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
+"""What a reference has of the run, beside task, data, seed and trainer."""
 
 
 def arms(
@@ -314,11 +317,6 @@ def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
                     )
 
 
-SOLO, POOLED = "solo", "pooled"
-ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
-"""What a reference has of the run, beside task, data, seed and trainer."""
-
-
 def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
     """(folder name, run) of a run and of its references, on the same data, from the same first model, equally long.
 
@@ -353,6 +351,12 @@ def facts() -> dict[str, str]:
         "machine": machine(),
         "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
     }
+
+
+def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
+    """Site -> the run that does not train on it."""
+    fewer = min(config.min_sites, len(sites) - 1)
+    return {site: checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer)) for site in sites}
 
 
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:

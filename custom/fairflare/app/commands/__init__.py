@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the command line, a file each: thin, and importing what is heavy where it is used."""
+"""The commands of the command line, by subject: thin, and importing what is heavy where it is used."""

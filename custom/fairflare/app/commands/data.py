@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LEVEL = "LEVEL"
 LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
+FEW = 3
+"""Sites with errors that are named with the flags that leave them out."""
 
 
 @click.command()
@@ -114,10 +116,6 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
         for number, one in enumerate(readings, start=1):
             console.say(f"  {number}  {one.words}  ({one.flags})")
         return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1
-
-
-FEW = 3
-"""Sites with errors that are named with the flags that leave them out."""
 
 
 @click.command()

@@ -178,9 +178,9 @@ def inspect(context: click.Context, job: Path, as_json: bool) -> None:
     (docs/audit-a-job.md).
     """
     from fairflare.app import console
-    from fairflare.app.jobs import inspected, show
+    from fairflare.app.jobs import inspected, lines
 
     found = inspected(job)
-    console.dump(found) if as_json else show(found)
+    console.dump(found) if as_json else console.say("\n".join(lines(found)))
     if any(found[side].get("matches", True) is not True for side in ("site", "server")):
         context.exit(1)

@@ -27,6 +27,9 @@ which_option = click.option(
 )
 plain_option = click.option("--plain", is_flag=True, help="Neither recalibration nor thresholds.")
 code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")
+SPLITS = ("all", "test", "val")
+REFIT = ("intercept", "slope")
+FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 
 
 @click.command()
@@ -76,10 +79,6 @@ def predict(
     whose = f"the {opened.whose} model" + (f" of {opened.site}" if opened.whose != "shared" else "")
     adjusted = f", {opened.adjustment.words} of {opened.site}" if opened.adjustment else ""
     console.say(f"{plural(len(found.rows), 'case')} by {whose}{adjusted}\nresults: {folder}")
-
-
-SPLITS = ("all", "test", "val")
-REFIT = ("intercept", "slope")
 
 
 @click.command()
@@ -212,9 +211,6 @@ def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
     from fairflare.app import console, evaluation
 
     console.dump({"folder": str(folder), "evaluation": content}) if as_json else evaluation.show(content, folder)
-
-
-FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 
 
 @click.command("export-model")
