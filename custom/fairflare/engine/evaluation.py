@@ -105,7 +105,6 @@ def results(
     """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
 
     Args:
-        predicted: a split -> the model's predictions on it.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
     """
     found: dict[str, dict[str, Any]] = {"groups": {}}
@@ -125,7 +124,6 @@ def group_values(
     Args:
         hits: float64 (N,) in [0, 1]; empty where nothing is a case's score: then there is nothing.
         members: (N,) index of each example's group, -1 where it is in none.
-        min_count: see ``results``.
     """
     if len(hits) != len(members):
         return {}

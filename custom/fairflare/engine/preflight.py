@@ -41,7 +41,6 @@ class Statement:
     Attributes:
         n_examples: n_k; None where its data cannot be used.
         findings: in words that every site may read, errors first.
-        versions: name -> version, for the audit log.
     """
 
     n_examples: int | None
@@ -62,7 +61,6 @@ def inspect_preflight(
 
     Args:
         declared: site -> examples that sites have declared before; the first word counts.
-        accepted: codes of errors that the run accepts.
     """
     found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted), None)
     sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})

@@ -71,11 +71,7 @@ class EarlyEnd:
 
 
 class Ending:
-    """Whether one exchange is over; asked again and again while it lasts.
-
-    Args:
-        clock: seconds that never go back.
-    """
+    """Whether one exchange is over; asked again and again while it lasts."""
 
     def __init__(self, rule: EarlyEnd, asked: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._rule, self._asked, self._clock = rule, frozenset(asked), clock

@@ -102,10 +102,6 @@ class Spooled:
     """
 
     def __init__(self, transport: Transport, room: Callable[[], int] = a_share_of_memory) -> None:
-        """
-        Args:
-            room: how many bytes of them may be in memory.
-        """
         self._transport, self._room = transport, room
         self._entries = 1  # of the largest model so far
 

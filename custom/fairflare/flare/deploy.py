@@ -66,7 +66,6 @@ def run_deployed(
         config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
         folder: an existing, empty folder.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
-        timeout: seconds until the job must be over.
         watch: called with a sentence whenever the job's status changes.
 
     Raises:

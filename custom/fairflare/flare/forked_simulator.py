@@ -71,9 +71,6 @@ def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
     FLARE looks for a free port, closes it, and starts a process that opens it seconds later; in between another
     simulator may be given the same port, and its site then waits for the other's server.
 
-    Args:
-        find: FLARE's function.
-
     Returns:
         Ports that stay reserved until this process and its children have ended.
     """
