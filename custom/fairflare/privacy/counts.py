@@ -14,6 +14,7 @@ def released(counts: Sequence[int], min_count: int | None, unknown: int = 0) -> 
     count follows by subtraction (complementary suppression). An empty group hides nobody and is released as empty.
 
     Args:
+        counts: examples per group, >= 0.
         min_count: the site's minimum, >= 0; None releases nothing.
         unknown: examples in no group, a cell that is never released and needs hiding only when it is small.
     """
