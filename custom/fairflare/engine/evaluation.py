@@ -19,6 +19,11 @@ Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
 Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """What is kept of one batch of outputs and targets."""
+LEVEL = 0.95
+ENDS = ("low", "high")
+ALIKE = 1e-6
+"""How far a metric's value may be from that which its interval was made around."""
+Intervals = dict[str, dict[str, dict[str, float]]]
 
 
 class Scoring(Protocol):
@@ -135,13 +140,6 @@ def group_values(
         for name, row, n, free in zip(groups, rows, counts, may_leave)
         if free and n
     }
-
-
-LEVEL = 0.95
-ENDS = ("low", "high")
-ALIKE = 1e-6
-"""How far a metric's value may be from that which its interval was made around."""
-Intervals = dict[str, dict[str, dict[str, float]]]
 
 
 def over_patients(

@@ -18,6 +18,8 @@ ENDED = ("train", "benefit")
 """The exchanges that end as the run says."""
 ALONE = "solo"
 """That in which each site trains alone for as long as all rounds take."""
+LATE = "late"
+"""Code of a site that a round ended without."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,6 @@ class Ending:
 
 def _heard(asked: Collection[str], answers: Sequence[Answer]) -> set[str]:
     return {answer.site for answer in answers} & set(asked)
-
-
-LATE = "late"
-"""Code of a site that a round ended without."""
 
 
 class Participation:

@@ -22,6 +22,12 @@ NUMBER = 8
 ARRAYS = (torch.Tensor, np.ndarray, Stored)
 DEEPEST = 4
 """Mappings inside each other that an answer's fields have at most."""
+SHARE = 0.25
+"""Of the memory that is free when an exchange begins: so much of it updates may take."""
+WIDEST = 16
+"""Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
+LARGE = ("update", "tensors")
+"""The fields of an answer that hold tensors."""
 
 
 class Traffic:
@@ -80,14 +86,6 @@ def _bytes_of(value: Any, depth: int = 0) -> int:
         return len(value) if kind is bytes else 0
     except Exception:  # an answer may hold anything, and the gate has yet to look at it
         return 0
-
-
-SHARE = 0.25
-"""Of the memory that is free when an exchange begins: so much of it updates may take."""
-WIDEST = 16
-"""Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
-LARGE = ("update", "tensors")
-"""The fields of an answer that hold tensors."""
 
 
 def a_share_of_memory() -> int:

@@ -22,6 +22,9 @@ from nvflare.recipe import SimEnv
 
 MOST_SITES = 100
 """FLARE's default limit."""
+NAME = "\0fairflare-port-{}"
+"""A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
+_held: list[socket.socket] = []
 
 
 class ForkedSimEnv(SimEnv):
@@ -57,12 +60,6 @@ class ForkedSimEnv(SimEnv):
 def _end_at_once() -> None:
     """This process clears up after SIGTERM as after Ctrl-C; the server and FLARE's helpers just end, as by default."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-NAME = "\0fairflare-port-{}"
-"""A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
-
-_held: list[socket.socket] = []
 
 
 def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
