@@ -127,8 +127,8 @@ def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str])
             raise Refused("malformed", "preflight: expected known findings with bands of counts")
         if name.startswith("accepted/") and name.rpartition("/")[2] not in accepted:
             raise Refused("malformed", "preflight: an error that this run does not accept")
-    named = isinstance(there, Mapping) and set(there) == set(NAMES)
-    if not named or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
+    there = there if isinstance(there, Mapping) else {}
+    if set(there) != set(NAMES) or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
         raise Refused("malformed", f"preflight: expected versions of {', '.join(NAMES)}")
     findings = [*_of_versions(here, there), *unpacked(counts)]
     broken = any(f.level == "error" for f in findings)
