@@ -43,7 +43,6 @@ class Choice:
     """How a run chooses among the models of its rounds.
 
     Attributes:
-        by: one of ``choices.BY``; "none" chooses nothing.
         weight: of the trade-off, w in mean - w (mean - worst); 0 is the mean, 1 the worst site.
         least: sites that must have scored both of two models.
         shown: whether the chosen model is the one that the run's results, and all that follows them, are of.
@@ -132,11 +131,7 @@ def of_line(entry: Entry, least: int) -> Choice:
 
 
 def check_line(entries: Sequence[Entry], least: int) -> None:
-    """Raise UserError where the last choice that a log tells of is not the one that its scores make.
-
-    Args:
-        entries: of a log that ``history.read_history`` has followed, in which a model was chosen.
-    """
+    """Raise UserError where the last choice that a log tells of is not the one that its scores make."""
     line = next(entry for entry in reversed(entries) if entry["event"] == "best")
     before = entries[: entries.index(line)]
     evaluation = next(e for e in reversed(before) if e["event"] == "evaluation")
@@ -153,9 +148,6 @@ class Best:
 
     A new best model is written after the line that holds its scores and before that round's checkpoint, and the one
     before it goes after the checkpoint: whatever a kill leaves, the best model of the checkpoint's round is there.
-
-    Attributes:
-        found: the best model whose scores are known.
     """
 
     folder: Path

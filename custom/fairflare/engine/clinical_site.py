@@ -44,7 +44,6 @@ class ClinicalAtSite:
         Bins hold the patients that they held before: only their risks are new.
 
         Args:
-            cases: of the same split, with the model's own outputs.
             changed: (N, C) probabilities after the step; None: they stay.
             threshold: the site's own; None: the run's.
         """

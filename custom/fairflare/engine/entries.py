@@ -62,9 +62,6 @@ def too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejecti
 def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
     """The outcome without negative variances.
 
-    Args:
-        model: w^t, which fixes names and shapes of the entries.
-
     Raises:
         RunFailed: a model of it is not finite, or has other entries than ``model``.
     """

@@ -19,6 +19,11 @@ Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
 Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """What is kept of one batch of outputs and targets."""
+LEVEL = 0.95
+ENDS = ("low", "high")
+ALIKE = 1e-6
+"""How far a metric's value may be from that which its interval was made around."""
+Intervals = dict[str, dict[str, dict[str, float]]]
 
 
 class Scoring(Protocol):
@@ -105,7 +110,6 @@ def results(
     """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
 
     Args:
-        predicted: a split -> the model's predictions on it.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
     """
     found: dict[str, dict[str, Any]] = {"groups": {}}
@@ -125,7 +129,6 @@ def group_values(
     Args:
         hits: float64 (N,) in [0, 1]; empty where nothing is a case's score: then there is nothing.
         members: (N,) index of each example's group, -1 where it is in none.
-        min_count: see ``results``.
     """
     if len(hits) != len(members):
         return {}
@@ -137,13 +140,6 @@ def group_values(
         for name, row, n, free in zip(groups, rows, counts, may_leave)
         if free and n
     }
-
-
-LEVEL = 0.95
-ENDS = ("low", "high")
-ALIKE = 1e-6
-"""How far a metric's value may be from that which its interval was made around."""
-Intervals = dict[str, dict[str, dict[str, float]]]
 
 
 def over_patients(

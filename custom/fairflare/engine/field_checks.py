@@ -55,7 +55,6 @@ class Group:
     """Entries that are looked at together: one large one, or the small ones of one kind and type.
 
     Attributes:
-        kind: of ``norms.kind_of``.
         room: how large the update's norm may be there for its sum with the model to be finite for sure.
         variances: (N,) the model's values, where these are variances.
     """
@@ -68,11 +67,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Form:
-    """What an update to a model must look like, worked out once for all sites that were sent it.
-
-    Attributes:
-        sizes: kind -> size of the model.
-    """
+    """What an update to a model must look like, worked out once for all sites that were sent it."""
 
     entries: StateDict
     dtypes: Mapping[str, torch.dtype]
@@ -100,9 +95,6 @@ class Form:
         """The update with its sizes; None where an entry needs a closer look, whether or not it is good.
 
         Entries that lie in files stay there: those of one group at a time are read.
-
-        Args:
-            update: has the names of ``entries``.
         """
         held: dict[str, Tensor | Stored] = {}
         for key, like in self.entries.items():
@@ -239,11 +231,7 @@ A kind that is not here cannot be accepted.
 
 
 def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_examples: int) -> None:
-    """Raise Refused for counts that no ``n_examples`` training examples have.
-
-    Args:
-        scalars: accepted numbers, each within its range.
-    """
+    """Raise Refused for counts that no ``n_examples`` training examples have."""
     counted = {spec.name: spec.of_examples for spec in specs if spec.of_examples is not None and spec.name in scalars}
     for name, times in counted.items():
         value, most = scalars[name], times * n_examples

@@ -39,7 +39,6 @@ class Verdict:
         replies: accepted, sorted by site.
         rejections: sorted by site; a site with an accepted answer has none.
         flags: site -> remarks on an accepted answer, e.g. "zero_update".
-        norms: site -> kind -> size of its accepted update, see ``norms.norms_of``.
         tensors: name of a declared tensor -> median of its size over the accepted answers, see ``norms.medians``.
     """
 
@@ -96,7 +95,6 @@ class Gate:
         """Accept or reject every answer; of several good answers of a site the first one counts.
 
         Args:
-            answers: in any order.
             model: w^t, which fixes keys, shapes and types.
             declared: n_k that each known site declared at the start.
             history: sizes of the sites' last accepted updates, and of declared tensors, see ``norms.remembered``.
@@ -208,10 +206,7 @@ def inspect_evaluation(
     """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
 
     Args:
-        answers: in any order.
-        metrics: name -> range; None: any name.
         personal: whether a site may report the same of its personal model, which then stands under "personal".
-        view: what a site may say of calibration and decisions, which then stands under "clinical".
     """
 
     def check(answer: Answer) -> dict[str, Any]:

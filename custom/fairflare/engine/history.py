@@ -30,7 +30,6 @@ class Standing:
 
     Attributes:
         round: the last finished round, 0 before the first.
-        model: hash of the model.
         state: hash of the rule's and the server optimizer's state and the gate's history.
         declared: site -> the number of examples it declared.
         entry: hash of the line that says so.
@@ -48,11 +47,9 @@ class RunHistory:
     """What the lines of one log say together.
 
     Attributes:
-        standing: what the last finished round left.
         before: what the round before it left, while the checkpoint of the last one may not have been written.
         finish: the line that ended the run, empty while it goes on.
         evaluated: whether the final model has been evaluated since the run last went on.
-        last: the last line but for reports.
         reports: the lines that record a report, in their order.
         left: round -> hash of the model that it left to be scored later.
         unscored: those of these rounds whose scores are still owed.

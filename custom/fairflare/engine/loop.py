@@ -62,20 +62,14 @@ class Federation:
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
-        groups: names of the groups that sites report values of at the end.
         lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: metrics on the task's shared test sets, asked for the model of each of the last rounds; None: there are
             none.
-        scored_rounds: how many these are.
-        beside: what the sites may be doing while the server scores.
         accept: codes of preflight's errors that count as warnings in this run.
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
-        after: what is done with the final model once it has been evaluated; None: nothing.
-        benefit: what joining gives each site is asked for then; None: it is not.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
-        choice: how the best model among those of the rounds is chosen; by default none is.
     """
 
     rule: Rule

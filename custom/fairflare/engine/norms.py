@@ -92,9 +92,6 @@ def scales_of(model: StateDict, trainable: frozenset[str], sizes: Norms | None =
     """Kind -> how large the received model is there, on the scale of ``norms_of``; above 0.
 
     Means are measured by the spread of what they are means of, so that a mean of 0 has a scale too.
-
-    Args:
-        sizes: ``norms_of`` the model, where they are known already.
     """
     entries = {key: value for key, value in model.items() if value.is_floating_point()}
     scales = dict(norms_of(entries, trainable) if sizes is None else sizes)
@@ -206,11 +203,7 @@ def _bounds(
 def remembered(
     history: History, norms: Mapping[str, Norms], tensors: Mapping[str, float] | None = None
 ) -> dict[str, dict[str, list[float]]]:
-    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out.
-
-    Args:
-        tensors: ``medians`` of the accepted answers' declared tensors.
-    """
+    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out."""
     kept: dict[str, dict[str, list[float]]] = {site: dict(kinds) for site, kinds in history.items()}
     for site, sizes in norms.items():
         if any(sizes.values()):

@@ -41,7 +41,6 @@ class Statement:
     Attributes:
         n_examples: n_k; None where its data cannot be used.
         findings: in words that every site may read, errors first.
-        versions: name -> version, for the audit log.
     """
 
     n_examples: int | None
@@ -62,7 +61,6 @@ def inspect_preflight(
 
     Args:
         declared: site -> examples that sites have declared before; the first word counts.
-        accepted: codes of errors that the run accepts.
     """
     found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted), None)
     sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})
@@ -129,8 +127,8 @@ def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str])
             raise Refused("malformed", "preflight: expected known findings with bands of counts")
         if name.startswith("accepted/") and name.rpartition("/")[2] not in accepted:
             raise Refused("malformed", "preflight: an error that this run does not accept")
-    named = isinstance(there, Mapping) and set(there) == set(NAMES)
-    if not named or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
+    there = there if isinstance(there, Mapping) else {}
+    if set(there) != set(NAMES) or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
         raise Refused("malformed", f"preflight: expected versions of {', '.join(NAMES)}")
     findings = [*_of_versions(here, there), *unpacked(counts)]
     broken = any(f.level == "error" for f in findings)

@@ -44,7 +44,6 @@ class Scored:
     """What one model got, as the log's line says it.
 
     Attributes:
-        model_sha256: the model's hash in that round's line.
         test_sets: test set -> "corrupted", "n" and "metrics".
         seconds: "score": wall time, in which the thread may have waited for the server's own work.
     """
@@ -61,8 +60,6 @@ class Backlog:
 
     Attributes:
         score: None where the task has no shared test sets.
-        beside: when the thread may work.
-        last: how many of the last rounds are scored.
         owed: round -> hash of its model, which is in a file.
     """
 

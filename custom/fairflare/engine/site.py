@@ -48,17 +48,12 @@ class Site:
         data: its data; None: what ``look`` finds when they are first needed.
         network: overwritten by every received model; sites in one process may share it.
         probes: what it measures, each at its own time (``Probe.when``).
-        stop_if_aborted: called once per batch.
-        objective: see ``LocalWork``.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
-        memory: what it keeps from round to round.
         egress: what may leave the site; None checks nothing.
         script: does the work in place of trainer and probes, on data of its own; what it answers is checked as any
             answer is.
         look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
         tell: called with every finding, whose text is for the people at the site.
-        aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
         receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
         after: what it does after the last round; None: nothing.
         asked: what it was asked for then, which is answered once.

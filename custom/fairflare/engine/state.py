@@ -32,7 +32,6 @@ class Checkpoint:
 
     Attributes:
         round: the last finished round, 0 before the first.
-        model: w^{t+1}.
         declared: site -> n_examples it declared in its first accepted answer.
         history: site -> kind -> sizes of its last accepted updates, see ``norms.remembered``.
         entry: hash of the audit log's line of this round.

@@ -18,6 +18,8 @@ ENDED = ("train", "benefit")
 """The exchanges that end as the run says."""
 ALONE = "solo"
 """That in which each site trains alone for as long as all rounds take."""
+LATE = "late"
+"""Code of a site that a round ended without."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,7 @@ class EarlyEnd:
 
 
 class Ending:
-    """Whether one exchange is over; asked again and again while it lasts.
-
-    Args:
-        clock: seconds that never go back.
-    """
+    """Whether one exchange is over; asked again and again while it lasts."""
 
     def __init__(self, rule: EarlyEnd, asked: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._rule, self._asked, self._clock = rule, frozenset(asked), clock
@@ -92,10 +90,6 @@ class Ending:
 
 def _heard(asked: Collection[str], answers: Sequence[Answer]) -> set[str]:
     return {answer.site for answer in answers} & set(asked)
-
-
-LATE = "late"
-"""Code of a site that a round ended without."""
 
 
 class Participation:

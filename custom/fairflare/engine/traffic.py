@@ -22,6 +22,12 @@ NUMBER = 8
 ARRAYS = (torch.Tensor, np.ndarray, Stored)
 DEEPEST = 4
 """Mappings inside each other that an answer's fields have at most."""
+SHARE = 0.25
+"""Of the memory that is free when an exchange begins: so much of it updates may take."""
+WIDEST = 16
+"""Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
+LARGE = ("update", "tensors")
+"""The fields of an answer that hold tensors."""
 
 
 class Traffic:
@@ -82,14 +88,6 @@ def _bytes_of(value: Any, depth: int = 0) -> int:
         return 0
 
 
-SHARE = 0.25
-"""Of the memory that is free when an exchange begins: so much of it updates may take."""
-WIDEST = 16
-"""Bytes: twice an entry of the widest type, or four of the usual one; tensors may come beside the update."""
-LARGE = ("update", "tensors")
-"""The fields of an answer that hold tensors."""
-
-
 def a_share_of_memory() -> int:
     return int(SHARE * psutil.virtual_memory().available)
 
@@ -102,10 +100,6 @@ class Spooled:
     """
 
     def __init__(self, transport: Transport, room: Callable[[], int] = a_share_of_memory) -> None:
-        """
-        Args:
-            room: how many bytes of them may be in memory.
-        """
         self._transport, self._room = transport, room
         self._entries = 1  # of the largest model so far
 

@@ -84,9 +84,7 @@ class FairController(ModelController):
     ) -> None:
         """
         Args:
-            config: a ``RunConfig`` as JSON.
             task_check_period: seconds between two looks at FLARE's tasks.
-            env: named in the report, e.g. "sim".
         """
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.

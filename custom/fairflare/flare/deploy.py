@@ -48,6 +48,13 @@ EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|
 ABORTED = "someone aborted it or a site's process ended; that site's log says why"
 
 Watch = Callable[[str], None]
+POLL = 2.0
+"""Seconds between two questions for the job's status."""
+CONNECT = 10.0
+"""Seconds to reach the server."""
+PATIENCE = 120.0
+"""Seconds for which a server that was reached once may be away, as while it starts again."""
+LOST = (NoConnection, NoReply, SessionClosed)
 
 
 def run_deployed(
@@ -66,7 +73,6 @@ def run_deployed(
         config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
         folder: an existing, empty folder.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
-        timeout: seconds until the job must be over.
         watch: called with a sentence whenever the job's status changes.
 
     Raises:
@@ -213,15 +219,6 @@ def _no_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-POLL = 2.0
-"""Seconds between two questions for the job's status."""
-CONNECT = 10.0
-"""Seconds to reach the server."""
-PATIENCE = 120.0
-"""Seconds for which a server that was reached once may be away, as while it starts again."""
-LOST = (NoConnection, NoReply, SessionClosed)
 
 
 class Server:

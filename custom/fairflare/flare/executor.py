@@ -69,6 +69,13 @@ TASKS = [
 
 SCRIPT = "fairflare.flare.script"
 """What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
+PERIOD = 1.0
+"""Seconds between two questions at first."""
+SHARE = 60.0
+"""Of the time that a site has worked, one part in so many passes between two questions, where that is longer: 400 sites
+with hours of work ask their server a few times a minute."""
+PATIENCE = 5.0
+"""Seconds that an answer may take; without one the task is taken to stand."""
 
 
 class Aborted(Exception):
@@ -220,15 +227,6 @@ def _public_name(error: Exception) -> str:
     if isinstance(error, DataError):
         return f"DataError {error.code}"
     return "OutOfMemory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
-
-
-PERIOD = 1.0
-"""Seconds between two questions at first."""
-SHARE = 60.0
-"""Of the time that a site has worked, one part in so many passes between two questions, where that is longer: 400 sites
-with hours of work ask their server a few times a minute."""
-PATIENCE = 5.0
-"""Seconds that an answer may take; without one the task is taken to stand."""
 
 
 class TaskWatch:

@@ -22,6 +22,9 @@ from nvflare.recipe import SimEnv
 
 MOST_SITES = 100
 """FLARE's default limit."""
+NAME = "\0fairflare-port-{}"
+"""A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
+_held: list[socket.socket] = []
 
 
 class ForkedSimEnv(SimEnv):
@@ -59,20 +62,11 @@ def _end_at_once() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-NAME = "\0fairflare-port-{}"
-"""A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
-
-_held: list[socket.socket] = []
-
-
 def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
     """As FLARE's ``get_open_ports``, but no port that another process of this package has reserved.
 
     FLARE looks for a free port, closes it, and starts a process that opens it seconds later; in between another
     simulator may be given the same port, and its site then waits for the other's server.
-
-    Args:
-        find: FLARE's function.
 
     Returns:
         Ports that stay reserved until this process and its children have ended.

@@ -37,6 +37,10 @@ SUBMITTER = ".submitter"
 """File in a server's folder of a federation: who submitted the job that began it. It is not handed over."""
 LONGEST_LINE = 1 << 26
 """Bytes of an audit log's first line."""
+OPTIONS = ("columns", "scaling")
+"""Of a task's options those that may be JSON; a network's class has a form that FLARE leaves alone."""
+CODES = {"%": "%25", "{": "%7B", "}": "%7D"}
+TEXTS = {code: text for text, code in CODES.items()}
 
 
 def is_named() -> bool:
@@ -176,12 +180,6 @@ def vouch_for_code(fl_ctx: FLContext) -> None:
 def hand_over(folder: Path, run_dir: Path) -> None:
     """Copy what a download should bring from the server's state folder to the job's folder."""
     shutil.copytree(folder, run_dir / RESULT, ignore=shutil.ignore_patterns(SITES, ".*"), dirs_exist_ok=True)
-
-
-OPTIONS = ("columns", "scaling")
-"""Of a task's options those that may be JSON; a network's class has a form that FLARE leaves alone."""
-CODES = {"%": "%25", "{": "%7B", "}": "%7D"}
-TEXTS = {code: text for text, code in CODES.items()}
 
 
 def hidden(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,6 @@ class FairRecipe(Recipe):
         """
         Args:
             name: the job's name; made of method and task when None.
-            simulation: for FLARE's simulator, with short intervals.
             preinstalled: True makes a job without code, for sites that have this package and take no code from jobs.
             poll: seconds between two questions of a site for its next task; None: FLARE's own 2, in a simulation 0.25.
 
@@ -181,10 +180,6 @@ class SplitJob(FedJob):
     """
 
     def __init__(self, name: str, config: RunConfig, *, code: bool) -> None:
-        """
-        Args:
-            code: whether the apps bring this package.
-        """
         super().__init__(name=name, min_clients=config.min_sites)
         self.job = StagedApps(config, code, job_name=name, min_clients=config.min_sites)
         self.job.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged

@@ -68,7 +68,6 @@ class Work:
         n_examples: of the training split.
         metrics: what ``evaluate`` said of the received model on the validation split.
         steps: optimizer steps so far.
-        reported: whether the round's answer has been sent.
     """
 
     network: nn.Module

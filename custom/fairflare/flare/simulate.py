@@ -39,6 +39,15 @@ LONGEST = 75
 """Bytes of the folder for temporary files below which FLARE's simulator can make its socket: a path has 107 at most."""
 ARENAS = {"MALLOC_ARENA_MAX": "2"}
 """As FLARE advises for its clients: each arena of glibc's keeps what the transport's threads have freed there."""
+PERIOD = 1.0
+"""Seconds between two looks."""
+PATIENCE = 3.0
+"""Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
+WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
+"""FLARE's module that a client's process runs."""
+DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
+"""How FLARE's log names a client whose process has ended in the middle of its work."""
+FINISH = b'"event": "finish"'
 
 
 def run_simulator(
@@ -175,17 +184,6 @@ def gpu_groups(n_sites: int) -> str | None:
     if count < 2 or os.environ.get(SITE_CONFIG) or not all(gpu.isdigit() for gpu in gpus):
         return None
     return ",".join(gpus[place % len(gpus)] for place in range(n_sites))
-
-
-PERIOD = 1.0
-"""Seconds between two looks."""
-PATIENCE = 3.0
-"""Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
-WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-"""FLARE's module that a client's process runs."""
-DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
-"""How FLARE's log names a client whose process has ended in the middle of its work."""
-FINISH = b'"event": "finish"'
 
 
 class Heartbeat:

@@ -45,6 +45,12 @@ VALIDATE = "validate"
 
 # Without it FLARE sends tensors as empty ones and says nothing.
 fobs.register(TensorDecomposer)
+LARGEST = 1 << 21
+"""Bytes of a piece: what FLARE puts into one message by default."""
+MARK = "/piece "
+"""Between a tensor's name and the number of a piece."""
+Shapes = dict[str, list[int]]
+"""Name -> shape of a tensor that travels in pieces."""
 
 
 def instruction_to_model(instruction: Instruction) -> FLModel:
@@ -171,14 +177,6 @@ def _fields(message: Instruction | Answer) -> Mapping[str, Spec]:
 
 def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.contiguous() for key, value in tensors.items()}
-
-
-LARGEST = 1 << 21
-"""Bytes of a piece: what FLARE puts into one message by default."""
-MARK = "/piece "
-"""Between a tensor's name and the number of a piece."""
-Shapes = dict[str, list[int]]
-"""Name -> shape of a tensor that travels in pieces."""
 
 
 def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Shapes]:

@@ -44,7 +44,6 @@ class Egress:
         personal: whether the run's trainer keeps personal models, whose results then leave.
         sums: raises ValueError unless given proper sums over calibration cases; None: the run has no step after its
             last round.
-        adjusted: numbers of what came of that step.
         sealed_sums: how many bytes these sums may have when they are sealed.
         benefit: numbers of what joining gives the site; none: the run does not ask for it.
         clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.

@@ -56,11 +56,7 @@ class Cases:
 
 @dataclass(frozen=True)
 class Shape:
-    """What server and sites know alike of a task.
-
-    Attributes:
-        has_classes: whether every case has one class.
-    """
+    """What server and sites know alike of a task."""
 
     classes: int
     has_classes: bool
@@ -203,11 +199,7 @@ class AfterStep(ABC):
         return len(self.rows(shape)) * self.length(shape)
 
     def checked(self, sums: object, shape: Shape, most: float) -> list[float]:
-        """The sums of one site, as they may be added; raises ValueError.
-
-        Args:
-            most: the most calibration cases that the site can have.
-        """
+        """The sums of one site, as they may be added; raises ValueError."""
         expected = self.terms(shape)
         if not isinstance(sums, (list, tuple)) or len(sums) != expected or any(type(v) is not float for v in sums):
             raise ValueError(f"expected {expected} sums")

@@ -29,7 +29,6 @@ class After:
 
     Attributes:
         remark: what a reader must know of the calibration cases.
-        view: what sites say of calibration and decisions after the step.
     """
 
     name: str
@@ -100,11 +99,7 @@ class After:
 
 @dataclass(frozen=True)
 class Benefit:
-    """Asks every site to train alone, and what the federation's model gives it beyond that.
-
-    Attributes:
-        early_end: when the transport ends an exchange; who is missing then is late.
-    """
+    """Asks every site to train alone, and what the federation's model gives it beyond that."""
 
     numbers: tuple[Number, ...]
     trainer: str
@@ -115,12 +110,7 @@ class Benefit:
     def run(
         self, transport: Transport, first: StateDict, models: SiteModels, round: Round, declared: Declared
     ) -> tuple[dict[str, Any], list[Rejection]]:
-        """What the log says, and the rejections.
-
-        Args:
-            first: w^0, from which they train alone.
-            models: site -> the model that it uses now, or what it makes its own from.
-        """
+        """What the log says, and the rejections."""
         ready, rejections = self._trained(transport, first, list(models), round)
         asked = {site: Instruction("benefit", round, models[site]) for site in ready}
         answers = list(transport.exchange(asked)) if asked else []

@@ -64,11 +64,7 @@ class AfterAtSite:
         return found | self._results(cases_of("test"), {"own": fits, "shared": {-1: shared[""]}})
 
     def changes(self, cases: Cases) -> tuple[Array | None, float | None]:
-        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before.
-
-        Args:
-            cases: with the outputs of the same model.
-        """
+        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before."""
         if not self.shape.has_classes or not any(self._in_use.values()):
             return None, None
         own = self._in_use.get(-1, {}) if self.step.by == "site" else {}

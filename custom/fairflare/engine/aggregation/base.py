@@ -65,9 +65,7 @@ class Total:
     """Numbers summed over sites.
 
     Attributes:
-        sites: those in the sum, sorted.
         told: fields of the instruction that tells each of them the sum.
-        rejections: of the others that were asked.
     """
 
     sites: list[str]

@@ -114,11 +114,7 @@ class ServerSums:
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
     def numbers(self, transport: Transport, models: SiteModels, round: Round, terms: int) -> Total:
-        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
-
-        Args:
-            models: site -> the model that the numbers are about, one object for all.
-        """
+        """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
         rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
         model = next(iter(models.values()), NOTHING)

@@ -43,12 +43,7 @@ class Alone:
     done: int = field(default=0, init=False)
 
     def advance(self, first: StateDict, train: Callable[[Instruction], Answer]) -> int:
-        """Train on from where the site stands, and return the number of rounds that it has done.
-
-        Args:
-            first: w^0, which every call brings.
-            train: does a round of plain training, with ``trainer`` and ``memory``.
-        """
+        """Train on from where the site stands, and return the number of rounds that it has done."""
         began = kept = time.monotonic()
         self._begin(first)
         before = self.done

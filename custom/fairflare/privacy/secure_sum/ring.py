@@ -72,7 +72,6 @@ class Ring:
 
     Attributes:
         bits: 64, or 32 for the parameters.
-        parameters: names of the model's trainable entries.
     """
 
     bits: int = 64

@@ -25,7 +25,6 @@ class Credentials:
     """What a server or a site has been given beforehand.
 
     Attributes:
-        identity: its certificate, to sign with and to check others by.
         ckks: reads TenSEAL's context, the sites' with the secret key, the server's without.
     """
 
