@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Images
-from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
@@ -36,7 +35,18 @@ from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, s
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
+from fairflare.tasks.base import (
+    PARTITION,
+    RENDERING,
+    SPLIT,
+    Preset,
+    Task,
+    TestSet,
+    expect,
+    expect_choices,
+    expect_pixels,
+    site_index,
+)
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)

@@ -21,11 +21,10 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
-from fairflare.data.checks import expect
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
 from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect
 
 NUMBERS = {"RDELAY": (20.0, 12.0), "AGE": (72.0, 12.0), "RSBP": (160.0, 28.0)}
 """Columns used as numbers -> rounded mean and standard deviation of the trial's patients: hours since the stroke,

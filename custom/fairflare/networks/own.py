@@ -16,7 +16,7 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.user_code import check_name, load_object
-from fairflare.data.checks import expect
+from fairflare.core.validation import expected as expect
 from fairflare.networks import builtin as networks
 from fairflare.networks import monai_networks
 

@@ -25,7 +25,7 @@ from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Looked, looked_at
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_fingerprint import TableFingerprint, agreed
+from fairflare.data.table_columns import TableFingerprint, agreed
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import OwnImages

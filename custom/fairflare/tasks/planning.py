@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.data.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
+from fairflare.data.table_columns import TableFingerprint, agreed, inputs, table_cautions
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
 

@@ -17,9 +17,9 @@ from fairflare.core.errors import DataError
 from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
-from fairflare.data.checks import site_index
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
+from fairflare.tasks.base import site_index
 
 
 class OverDomains:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fairflare.core.errors import UserError
-from fairflare.data.checks import expect
+from fairflare.tasks.base import expect
 
 ATTEMPTS = 200
 

@@ -20,13 +20,12 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Task
+from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS
 
 DIRICHLET = "dirichlet"

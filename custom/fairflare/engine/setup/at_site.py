@@ -30,8 +30,8 @@ from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, sealed_sizes
 from fairflare.tasks import external
-from fairflare.tasks.baselines import trivial_results
 from fairflare.tasks.external import constant_results
+from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer

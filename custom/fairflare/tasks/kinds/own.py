@@ -18,11 +18,10 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, FairFlareError, UserError
 from fairflare.core.user_code import check_name, load_object
-from fairflare.data.checks import expect
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Task
+from fairflare.tasks.base import Task, expect
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""

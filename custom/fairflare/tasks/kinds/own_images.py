@@ -8,14 +8,13 @@ from abc import abstractmethod
 from pathlib import Path
 
 from fairflare.core.errors import UserError
-from fairflare.data.checks import expect
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.stored import ends_of
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import TestSet
+from fairflare.tasks.base import TestSet, expect
 from fairflare.tasks.images import image_data, resolved, test_set
 from fairflare.tasks.kinds.own import OwnData, read_description
 

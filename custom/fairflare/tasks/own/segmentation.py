@@ -10,10 +10,9 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
-from fairflare.data.checks import expect, expect_choices
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect, expect_choices
 from fairflare.tasks.kinds.masks import MASKS, PAPER, SMALL
 from fairflare.tasks.kinds.own_images import OwnImages
 
