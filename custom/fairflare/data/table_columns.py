@@ -60,7 +60,6 @@ class Column:
     missing: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the option."""
         content: dict[str, Any] = {"kind": self.kind}
         for key in KEYS[self.kind]:
             value = getattr(self, key)
@@ -129,7 +128,6 @@ def _texts(key: str, found: Any) -> tuple[str, ...]:
 
 
 def as_text(columns: Known) -> str:
-    """The option ``columns``, as ``read_columns`` reads it."""
     return json.dumps({name: one.to_json() for name, one in columns.items()}, ensure_ascii=False) if columns else ""
 
 
@@ -386,7 +384,6 @@ def _levels(name: str, tables: Mapping[str, TableFingerprint]) -> tuple[str, ...
 
 
 def _pooled(name: str, tables: Mapping[str, TableFingerprint]) -> tuple[float, float]:
-    """Mean and population spread over all sites' rows."""
     parts = [tables[site].numbers[name] for site in in_order(tables) if name in tables[site].numbers]
     total = sum(n for n, _, _ in parts)
     if not total:

@@ -120,7 +120,6 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
 
 
 def _signal(head: Head, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
-    """The tissues' signal, with skull and scalp around the brain."""
     grey, white, _ = shares
     image = levels["grey"] * grey + levels["white"] * white + levels["fluid"] * np.clip(1 - grey - white, 0, 1)
     outside = -head.depth - GAP

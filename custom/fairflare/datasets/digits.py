@@ -96,7 +96,6 @@ def drawn_digit(domain: str, number: int, seed: int) -> np.ndarray:
 
 
 def _handwritten(number: int, rng: np.random.Generator) -> np.ndarray:
-    """White on black, as MNIST has it."""
     return _three(_scaled(_mnist()[0][number]))
 
 

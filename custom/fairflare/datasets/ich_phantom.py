@@ -75,7 +75,6 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The head without a bleed."""
     grey, white = head.grey * (1 - soft(ventricle)), head.white * (1 - soft(ventricle))
     brain = GREY * grey + WHITE * white + CSF * np.clip(1 - grey - white, 0, 1)
     outside = -head.depth - GAP
@@ -326,7 +325,6 @@ class IchPhantom(Task):
         return {**found, "targets": torch.from_numpy(labels)}
 
     def _labels(self, k: int, rows: np.ndarray) -> np.ndarray:
-        """Classes of images of site ``k``."""
         labels, sites = plan(self)
         rng = np.random.default_rng(derive(self.data_seed, self.name, "site test labels", k))
         beside = rows >= self.images

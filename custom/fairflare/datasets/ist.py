@@ -71,7 +71,6 @@ def table_of() -> Mapping[str, tuple[str, ...]]:
 
 
 def column_of(name: str) -> np.ndarray:
-    """The cells of one column as an array of text."""
     return np.array(table_of()[name])
 
 
@@ -195,7 +194,6 @@ class Ist(CentreTask):
         return ("survived", "died") if self.outcome == "death" else ("independent", "dependent or dead")
 
     def columns(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
     def centres(self) -> Centres:

@@ -144,7 +144,6 @@ class Support2(TableTask):
 
 @cache
 def table_of(label: str) -> Table:
-    """The cohort with one of its two outcomes."""
     cells = cells_of()
     return Table(
         labels=outcomes(label),

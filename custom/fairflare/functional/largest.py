@@ -44,7 +44,6 @@ def whole_bounds(update: Mapping[str, Tensor], keys: Collection[str], fractions:
 
 
 def at_least(update: Tensor, bound: float) -> Tensor:
-    """``update`` with zeros where its magnitude is below ``bound``."""
     return torch.where(update.abs() >= bound, update, torch.zeros_like(update))
 
 

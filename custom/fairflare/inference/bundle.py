@@ -174,7 +174,6 @@ def _example(opened: Opened) -> str:
 
 
 def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
-    """The network's definition, and what it needs."""
     made = getattr(opened.network, "made_of", None)
     if not isinstance(made, dict):
         raise UserError("bundle: nobody has said what the run's network is made of; use another format")

@@ -108,7 +108,6 @@ def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
 
 
 def threshold_of(opened: Opened) -> float:
-    """From which probability on a pixel is flagged."""
     adjustment = opened.adjustment
     if adjustment is None or not adjustment.flags or "threshold" not in adjustment.fits.get(-1, {}):
         return 0.5

@@ -96,7 +96,6 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]
 
 
 def _masks_of(names: Collection[str]) -> set[str]:
-    """Those that by name or folder are the masks of others."""
     return {mask for mask in pairs(sorted(names))[0].values() if mask}
 
 
@@ -171,7 +170,6 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
 
 
 def about(opened: Opened) -> dict[str, Any]:
-    """Which model of which run, as the results say it."""
     return {
         "run": opened.folder.name,
         "task": f"{opened.config.task}:{opened.config.preset}",
@@ -286,7 +284,6 @@ def _flagged(p: Tensor, threshold: float) -> Tensor:
 
 
 def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
-    """Per structure, the probability from which on a pixel is flagged."""
     adjustment, n = opened.adjustment, len(opened.task.classes)
     if adjustment is None or not adjustment.flags:
         return [HALF] * n, []

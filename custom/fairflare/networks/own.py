@@ -26,7 +26,6 @@ LONGEST = 10_000
 
 
 def is_own(model: str) -> bool:
-    """Whether ``model`` is the JSON of a class rather than the name of a network."""
     return model.lstrip().startswith("{")
 
 

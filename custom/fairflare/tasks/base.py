@@ -119,7 +119,6 @@ class TestSet:
         return normalised(as_float(self.images), self.mean, self.std)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """The set in its stored order."""
         no_groups = torch.full((len(self.targets),), -1)
         parts = (self.images, self.targets, no_groups)
         for images, targets, groups in zip(*(part.split(batch_size) for part in parts)):
@@ -167,7 +166,6 @@ class Task(ABC):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what evaluation tells beside the loss."""
         return self.kind.names(self.classes)
 
     @abstractmethod
@@ -232,7 +230,6 @@ class Task(ABC):
         raise UserError(f"task {self.name}: its test examples cannot be dealt to the sites in another way")
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """Shared test sets, where the task is simulated and has them."""
         return ()
 
     @property
@@ -261,7 +258,6 @@ class Task(ABC):
         return self.kind.scores(outputs, targets, self.classes)
 
     def metric(self, name: str) -> Metric:
-        """The metric that the task calls so."""
         return self.kind.metric(name)
 
     @property

@@ -121,7 +121,6 @@ def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
 
 
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
-    """The images of a list that have a label."""
     root = Path(own.data_root)
     lists = read_datalist(root / own.datalist, root, masks=task.kind.has_masks, classes=task.classes, links=own.links)
     items = [item for split in lists.values() for item in split]

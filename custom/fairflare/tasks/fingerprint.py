@@ -197,7 +197,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
-    """``network_gain`` on the site's own rows, with levels and scaling of its own."""
     alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
     splits = replace(task, **alone).read(own).splits
     train, val = splits["train"], splits["val"]
@@ -253,5 +252,4 @@ def _rounded(value: float) -> float:
 
 
 def file_name(site: str) -> str:
-    """The name of the file in which a site's people pass its fingerprint on."""
     return f"{Path(site).name}.fingerprint.json"

@@ -127,7 +127,6 @@ class TaskKind(ABC):
         return tuple(dict.fromkeys((*self.metrics, *(one.name for one in everywhere if self._fits(one, classes)))))
 
     def metric(self, name: str) -> Metric:
-        """The metric that a task of this kind calls so."""
         return registry.named(name)
 
     def evaluate(

@@ -125,7 +125,6 @@ def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Fi
 
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
-    """Patients whose images lie in two splits."""
     patients = {
         split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
     }

@@ -224,7 +224,6 @@ def _one_spelling(name: str, values: Sequence[str]) -> None:
 
 
 def _is_place(name: str) -> bool:
-    """Whether a column that is not the site's is a hospital's name or number."""
     plain = bare(name)
     words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility", "zentrum", "klinik")
     ends = ("", "id", "num", "no", "nr", "number", "code", "name")

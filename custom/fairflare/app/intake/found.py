@@ -109,7 +109,6 @@ class Found:
 
     @property
     def form(self) -> DataForm:
-        """How the examples lie on disk."""
         return FORMS[self.kind]
 
     @cached_property
@@ -121,11 +120,9 @@ class Found:
 
     @property
     def sites(self) -> list[str]:
-        """Their names, in natural order."""
         return in_order(self._by_site)
 
     def of(self, site: str) -> list[Example]:
-        """The examples of one site, in the order in which they were found."""
         return list(self._by_site[site])
 
 
@@ -180,7 +177,6 @@ class Choices:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell says nothing."""
     return text.strip().lower() in NO_VALUE
 
 

@@ -286,7 +286,6 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 
 
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
-    """Images whose label stands in a table of patients."""
     rows = {cell: k for k, cell in enumerate(table[key])}
     images = [path for path in files.images if not naming.is_mask(path)]
     levels = level_table(files, images, Choices())

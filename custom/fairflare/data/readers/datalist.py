@@ -56,7 +56,6 @@ class Frame:
 
 
 def file_of(source: Path | Frame) -> Path:
-    """The file that a slice lies in."""
     return source.path if isinstance(source, Frame) else source
 
 

@@ -84,7 +84,6 @@ def _header(path: Path, pydicom: Any) -> Any:
 
 
 def frames_in(found: Any) -> int:
-    """How many slices a header says that there are."""
     return int(found.get("NumberOfFrames") or 1)
 
 

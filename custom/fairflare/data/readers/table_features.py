@@ -55,7 +55,6 @@ class Feature:
 
     @property
     def is_text(self) -> bool:
-        """Whether the column is compared as text."""
         return self.other or any(isinstance(value, str) for value in self.values)
 
     @property

@@ -40,7 +40,6 @@ class OverDomains:
         return self.n_sites // len(self.domain_names)
 
     def sites(self) -> dict[str, str]:
-        """The domain of each site, with the label skew if there is one."""
         skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
         kinds = [domain + skew for domain in self.domain_names for _ in range(self._per_domain)]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
@@ -49,7 +48,6 @@ class OverDomains:
         return {site: self.domain(site) for site in self.sites()}
 
     def domain(self, site: str) -> str:
-        """The one of ``domain_names`` that ``site`` holds."""
         return self.domain_names[site_index(site, self.sites()) // self._per_domain]
 
 

@@ -44,7 +44,6 @@ class OnDisk(Task):
 
     @classmethod
     def tree(cls) -> str:
-        """The indented lines of the module's docstring."""
         lines = (sys.modules[cls.__module__].__doc__ or "").splitlines()
         return "\n".join(line for line in lines if line.startswith("    "))
 

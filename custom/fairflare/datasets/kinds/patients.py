@@ -52,11 +52,9 @@ class Patients:
 
     @property
     def n_features(self) -> int:
-        """Columns of ``numbers`` and ``plain`` together."""
         return self.numbers.shape[1] + self.plain.shape[1]
 
     def split(self, rows: np.ndarray, scaled: Scaling) -> Split:
-        """The patients at ``rows`` with their numbers as the site prepares them."""
         inputs = torch.cat((scaled(self.numbers[rows]), torch.from_numpy(self.plain[rows])), dim=1)
         attributes = {name: [values[i] for i in rows] for name, values in self.attributes.items()}
         return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)

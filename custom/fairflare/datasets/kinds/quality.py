@@ -332,7 +332,6 @@ class QualityShift(ImagesOnDisk):
         return [{}] * len(ids), np.arange(len(ids))
 
     def _members(self, root: Path, table: Table) -> list[np.ndarray]:
-        """Each site's rows of ``train.csv``."""
         if self.partition == "file":
             name = f"dict_users_noniid_dir{float(self.alpha)}_CorruptedNum{self.corrupted}.npy"
             places = [root / self.folder / name, root / self.folder / "partitions" / name]

@@ -65,7 +65,6 @@ class OwnData(Task):
 
     @property
     def numbered(self) -> bool:
-        """Whether ``labels`` is the number of classes rather than their names."""
         text = self.labels.strip()
         return text.isascii() and text.isdigit()
 
@@ -193,7 +192,6 @@ def _texts(found: Any) -> list[str]:
 
 
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """Names of the sites that have a list in ``folder``, sorted."""
     lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
     return sorted({path.stem.removeprefix(PREFIX) for path in lists if not path.name.startswith(".")})
 

@@ -173,7 +173,6 @@ class Tabular(OwnData):
         return read_columns(self.columns, self._features())
 
     def _needed(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         since = [one.since for one in self._read_columns().values() if one.since]
         return tuple(dict.fromkeys((*self._features(), *since)))
 
