@@ -147,12 +147,4 @@ def _lists_of(opened: Opened, sites: list[str]) -> dict[str, str]:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
-    found = hashlib.sha256()
-    for block in iter(lambda: file.read(1 << 20), b""):
-        found.update(block)
-    return found.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.order import natural
 from fairflare.core.types import Batch
-from fairflare.core.validation import as_cell, shown
+from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.geometry import Geometry, geometry_of, looks_like_image, slices_of, suffix_of
@@ -29,7 +28,7 @@ from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.state import save_json, save_text
 from fairflare.inference.adjustment import HALF, members_of
-from fairflare.inference.apply import ending, mask_stem, pixel_values, restored, write_mask
+from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.drift import of_images, of_table
 from fairflare.inference.loaded_run import Opened
@@ -120,7 +119,6 @@ def _below(folder: Path) -> list[Path]:
     return [path for path in found if path.is_file() and looks_like_image(path)]
 
 
-RESULTS = "predictions.csv"
 MASKS = "masks"
 BATCH = 16
 
@@ -164,7 +162,9 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
         found = _of_images(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
-    save_text(folder / RESULTS, _csv(found.header, found.rows))
+    text = io.StringIO()
+    write_rows(text, found.header, found.rows)
+    save_text(folder / RESULTS, text.getvalue())
     save_json(folder / MARK, {**about(opened), "cases": len(found.rows), "unlike": found.unlike})
     return found
 
@@ -338,11 +338,3 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
         flagged = 1.0 - probabilities[:, 1] <= limits
         rows = [[*row, "" if np.isnan(limit) else int(one)] for row, one, limit in zip(rows, flagged, limits)]
     return header, rows, probabilities
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([as_cell(name) for name in header])
-    writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])
-    return text.getvalue()
