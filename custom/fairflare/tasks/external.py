@@ -25,6 +25,7 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.preflight import finding_of
 
 PATIENTS = ("patient_id", "patient")
 """Columns, or keys of a list's entries, that say which patient a case is of."""
@@ -160,12 +161,8 @@ def look(
     """
     try:
         data = labelled(task, site, own).grouped(grouping)
-    except DataError as error:
-        return [Finding("error", error.code, "", 1, str(error))], None
-    except MissingData as error:
-        return [Finding("error", "missing_file", "", 1, str(error))], None
-    except ValueError as error:
-        return [Finding("error", "data", "", 1, str(error))], None
+    except (DataError, MissingData, ValueError) as error:
+        return [finding_of(error)], None
     return preflight(data, task, min_count)
 
 

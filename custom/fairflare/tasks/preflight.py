@@ -73,13 +73,15 @@ def preflight(
                 found += _of_groups(data, grouping, min_count)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
-    except DataError as error:
-        found.append(Finding("error", error.code, "", 1, str(error)))
-    except MissingData as error:
-        found.append(Finding("error", "missing_file", "", 1, str(error)))
-    except ValueError as error:
-        found.append(Finding("error", "data", "", 1, str(error)))
+    except (DataError, MissingData, ValueError) as error:
+        found.append(finding_of(error))
     return worst_first(found), None if _broken(found) else data
+
+
+def finding_of(error: Exception) -> Finding:
+    """What an error on a site's data is, as a finding that stops the run."""
+    code = error.code if isinstance(error, DataError) else "missing_file" if isinstance(error, MissingData) else "data"
+    return Finding("error", code, "", 1, str(error))
 
 
 def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:

@@ -73,9 +73,7 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
         lists: dict[str, Any] = {key: _names(given[key]) for key in LISTS}
-        texts: dict[str, Any] = {
-            key: given[key] for key in ("label", "site", "patient", "since", "window", "new_splits")
-        }
+        texts: dict[str, Any] = {key: given[key] for key in TEXTS}
         chosen = Choices(
             **lists,
             **texts,

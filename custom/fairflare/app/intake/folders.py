@@ -18,10 +18,10 @@ import pandas as pd
 from fairflare.app.intake import masks
 from fairflare.app.intake.found import (
     Choices,
-    Example,
     Files,
     Found,
     Reading,
+    as_examples,
     class_names,
     root_name,
     site_name,
@@ -175,12 +175,8 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     role = roles(_of_levels(table), chosen, labelled=False)
     sites = _sites(files, table, role, chosen)
     patients, whence = patients_of(table, sites, role.patient, chosen)
-    examples = [
-        Example(site, path, paired[path], split, patient, about)
-        for site, path, split, patient, about in zip(
-            sites, images, table[SPLIT], patients, abouts(table, chosen), strict=True
-        )
-    ]
+    masks_of = [paired[path] for path in images]
+    examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
     classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
@@ -209,12 +205,8 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     sites = _sites(files, inside, role, chosen)
     patients, whence = patients_of(inside, sites, role.patient, chosen)
     classes = class_names(inside[role.label], chosen.classes)
-    examples = [
-        Example(site, path, label, split, patient, about)
-        for site, path, label, split, patient, about in zip(
-            sites, inside["image"], inside[role.label], inside[SPLIT], patients, abouts(inside, chosen), strict=True
-        )
-    ]
+    parts = (inside[name] for name in ("image", role.label, SPLIT))
+    examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
     notes = _note(odd, "lie at another depth than the others and are left out")
     layout = "images in a folder for each class"
     return Found("classification", f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)

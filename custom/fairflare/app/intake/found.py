@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, natural
@@ -81,6 +82,11 @@ class Example:
     about: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     frame: int | None = None
+
+
+def as_examples(*columns: Iterable[Any]) -> list[Example]:
+    """One for each row of ``columns``, which are ``Example``'s in their order."""
+    return [Example(*one) for one in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
