@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare predict``: new images or patients through a run's model, prepared as the training's were; and what of them is unlike it."""
+"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it."""
 
 from __future__ import annotations
 
