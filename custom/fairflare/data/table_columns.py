@@ -299,12 +299,10 @@ def table_fingerprint(
         if kinds.get(name, Column()).kind == "category":
             counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in gaps)
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
-            levels[name] = tuple(in_order(level for level in often if _may_be_level(level)))
+            levels[name] = tuple(
+                in_order(level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
+            )
     return TableFingerprint(tuple(features), kinds, numbers, levels)
-
-
-def _may_be_level(text: str) -> bool:
-    return len(text) <= LONGEST_VALUE and not CONTROL.search(text)
 
 
 def _rounded(value: float) -> float:

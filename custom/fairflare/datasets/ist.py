@@ -209,7 +209,8 @@ class Ist(CentreTask):
 
     def table_inputs(self) -> TableInputs:
         numbers, plain = made_of(self.columns())
-        known = {name: values for name, values in _codes().items() if name in self.columns()}
+        codes = {**CATEGORIES, "RXHEP": (*CATEGORIES["RXHEP"], "H")}
+        known = {name: values for name, values in codes.items() if name in self.columns()}
         fixed = self.scaled_by(np.empty((0, 0))) if self.scaling == "shared" else None
         return TableInputs(numbers, plain, known, attributes=attributes_of, fixed=fixed)
 
@@ -254,8 +255,3 @@ def attributes_of(columns: Columns) -> dict[str, list[str]]:
     ages = as_numbers("", "AGE", columns.get("AGE", ()))
     bands = ["" if np.isnan(age) else AGES[int(age > 65) + int(age > 75)] for age in ages]
     return {name: values for name, values in {**found, "age": bands}.items() if values}
-
-
-def _codes() -> dict[str, tuple[str, ...]]:
-    """Column -> the codes that it may hold."""
-    return {**CATEGORIES, "RXHEP": (*CATEGORIES["RXHEP"], "H")}

@@ -51,7 +51,7 @@ def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfi
         if data.suffix.lower() not in suffixes:
             raise UserError(f"{data.name}: expected a folder of lists, or a file {' or '.join(suffixes)}, for this run")
         _same_classes(opened, read_description(data.parent), data.parent)
-        found = {name or _stem(data): _of_file(data)}
+        found = {name or data.stem.removeprefix(PREFIX): _of_file(data)}
     for site in found:
         expected("--name", bool(SITE.fullmatch(site)), "letters, digits, spaces, - . and _", site)
     return {site: dataclasses.replace(found[site], site=site) for site in in_order(found)}
@@ -69,10 +69,6 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
         lists = f"expected a list (<SITE>{suffixes[0]}) for each hospital in it, or a table"
         raise UserError(f"{data}: {lists}; `fairflare init {data}` writes them")
     return found
-
-
-def _stem(path: Path) -> str:
-    return path.stem.removeprefix(PREFIX)
 
 
 def _of_file(path: Path) -> SiteConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, 
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
                 raise UserError(f"{path}: expected images ({', '.join(IMAGES)}) in it, found none")
-            own = _masks_of(inside) if masks else set()
+            own = {mask for mask in pairs(sorted(inside))[0].values() if mask} if masks else set()
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
@@ -92,10 +92,6 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]
         several = sum(isinstance(one, Frame) for one in found.values())
         notes.append(f"{volumes} {'file holds' if volumes == 1 else 'files hold'} {several} slices: each is one input")
     return found
-
-
-def _masks_of(names: Collection[str]) -> set[str]:
-    return {mask for mask in pairs(sorted(names))[0].values() if mask}
 
 
 def table_of(named: Sequence[Path]) -> Path:

@@ -114,11 +114,9 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
             [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
             EFFORTS[kind],
         )
-    return [*own, *_effort(effort, prints, kind), *_model_choice()]
-
-
-def _model_choice() -> list[Choice]:
     return [
+        *own,
+        *_effort(effort, prints, kind),
         Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
         Choice(
             "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"

@@ -134,6 +134,7 @@ OTHER_DEPTH = 0.1
 """Share of the images that may lie at another depth of folders than the others."""
 PATIENT_HEADERS = ("PatientID", "StudyInstanceUID")
 SPLIT = "@split"
+DECATHLON = {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}
 
 
 def images_in_folders(files: Files, chosen: Choices) -> Found:
@@ -144,7 +145,8 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
             read in two ways and nobody can be asked.
     """
     if not files.images:
-        raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{_others(files)}")
+        others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
+        raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     paired, alone = naming.pairs(files.images)
     with_masks = chosen.kind != IMAGES.name and any(paired.values())
     if not with_masks and chosen.kind == MASKED_IMAGES.name:
@@ -296,12 +298,8 @@ def _plain_folders(path: str) -> tuple[str, ...]:
 
 def _split(path: str) -> str:
     words = [word for name in naming.folders_of(path) if (word := split_word(name))]
-    words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
+    words += [found for part in path.lower().split("/")[:-1] if (found := DECATHLON.get(part))]
     return words[0] if words else ""
-
-
-def _by_decathlon(folder: str) -> str:
-    return {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}.get(folder, "")
 
 
 def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> list[str]:
@@ -370,7 +368,3 @@ def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:
     return (f"{len(paths)} images {says}, e.g. {paths[0]}",) if paths else ()
-
-
-def _others(files: Files) -> str:
-    return f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""

@@ -314,7 +314,8 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     seen, count = set(), 0
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
-        folders[:] = sorted(name for name in folders if not _is_hidden(name)) if real not in seen else []
+        plain = [name for name in folders if not name.startswith((".", "__")) and name != INSIDE]
+        folders[:] = sorted(plain) if real not in seen else []
         if real in seen:
             continue
         seen.add(real)
@@ -350,10 +351,6 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
 def _names_no_format(path: Path) -> bool:
     """Whether a file's name has no ending, or a number for one, as in archives."""
     return path.suffix == "" or path.suffix[1:].isdigit()
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "__")) or name == INSIDE
 
 
 def _refuse(error: OSError) -> None:
