@@ -286,13 +286,7 @@ class Task(ABC):
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
     def enough(self, name: str, targets: Tensor, least: int) -> bool:
-        """Whether a metric of these cases may leave: one that compares classes needs ``least`` of each that is there.
-
-        Args:
-            name: of the metric.
-            targets: (N, ...) condensed ones.
-            least: the fewest cases whose number may leave.
-        """
+        """Whether a metric of these cases may leave: what compares classes needs ``least`` of each that is there."""
         if not self.metric(name).of_classes or not len(targets):
             return True
         return int(torch.unique(targets, return_counts=True)[1].min()) >= least

@@ -150,15 +150,7 @@ def _joined(task: Task, data: TensorData) -> TensorData:
 def look(
     task: Task, site: str, own: SiteConfig | None, grouping: Grouping, min_count: int | None
 ) -> tuple[list[Finding], TensorData | None]:
-    """What is wrong with a site's labelled data, and the data where nothing is; a training split is not asked for.
-
-    Args:
-        task: whose model is evaluated.
-        site: the site's name.
-        own: its configuration, if it has one.
-        grouping: the groups that are told apart.
-        min_count: the fewest cases whose numbers may leave; None: none leave.
-    """
+    """What is wrong with a site's labelled data, and the data where nothing is; a training split is not asked for."""
     try:
         data = labelled(task, site, own).grouped(grouping)
     except (DataError, MissingData, ValueError) as error:
@@ -184,13 +176,7 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
 
 
 def constant_results(task: Task, data: SiteData, min_count: int | None) -> dict[str, dict[str, float]]:
-    """Metrics of the best answer that is the same for everybody: the shares of the classes among the cases themselves.
-
-    Args:
-        task: how outputs are scored.
-        data: the site's.
-        min_count: the fewest cases of a class whose number may leave; None: none, and nothing is returned.
-    """
+    """Metrics of the best answer that is the same for everybody: the classes' shares among the cases themselves."""
     if not task.kind.has_classes:
         return {}
     targets = torch.cat([batch.targets.cpu() for batch in data.fixed("test", 256)])

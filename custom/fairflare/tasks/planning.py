@@ -98,12 +98,7 @@ class Choice:
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
-    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
-
-    Args:
-        kind: of the data, see ``tasks.forms``.
-        prints: site -> its fingerprint.
-    """
+    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules, or no fingerprints."""
     if kind not in EFFORTS or not prints:
         return []
     if FORMS[kind].table:

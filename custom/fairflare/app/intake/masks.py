@@ -58,12 +58,7 @@ def structures(
 
 
 def check_sites(root: Path, masks: Mapping[str, Sequence[str]]) -> None:
-    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255.
-
-    Args:
-        root: the folder at which paths start.
-        masks: site -> its masks, of which a few are read.
-    """
+    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255."""
     found = {site: _values(root, own[:: max(1, len(own) // OF_A_SITE)]) - {0.0} for site, own in masks.items()}
     known = {site: values for site, values in found.items() if values}
     first = next(iter(known), "")

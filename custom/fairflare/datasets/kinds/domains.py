@@ -113,11 +113,6 @@ class FlippedData(TensorData):
 
 
 def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) mirrored left to right with probability 1/2.
-
-    Args:
-        images: of any type, on any device.
-        generator: of the N draws, on the CPU.
-    """
+    """Each image of (N, C, H, W) mirrored left to right with probability 1/2."""
     chosen = moved(torch.rand(len(images), generator=generator) < 0.5, images.device)
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
