@@ -56,7 +56,6 @@ def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mappin
 
     Args:
         by: what to group by.
-        task: the task's name, for the message.
         classes: the classes' names; empty where examples have no single class.
         attributes: name -> values of the task's sensitive attributes.
 

@@ -272,10 +272,7 @@ def table_fingerprint(
     """What of the training rows ``cells`` may leave.
 
     Args:
-        file: the table's name, for messages.
         cells: column -> the training rows' cells.
-        features: the columns that are features.
-        columns: how they are read.
         gaps: words that stand for a missing value.
         min_count: the fewest rows that a number or level may be of.
         sums_only: the site hands out numbers of its own in secure sums alone, so none of columns leave here.

@@ -180,9 +180,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     """The content of ``evaluation.json``, and what a user should know beside it, a line each.
 
     Args:
-        opened: the run; its network holds the model.
         hospitals: name -> where its data are.
-        asked: what is asked.
 
     Raises:
         UserError: a hospital's data cannot be read, are too few, or do not fit the run.

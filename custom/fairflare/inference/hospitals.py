@@ -28,7 +28,6 @@ def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfi
     """Name -> where its data are, in natural order.
 
     Args:
-        opened: the run whose model is evaluated.
         data: a folder that ``fairflare init`` has written lists for, a folder of lists or of sites' configurations, one
             such configuration, one list, or one table.
         name: what one hospital is called, or of several the one that is meant; empty: as its file, or all.

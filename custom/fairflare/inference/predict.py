@@ -140,7 +140,6 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
     """Predict what is named and write the results to ``folder``, an empty one.
 
     Args:
-        opened: the run.
         named: image files and folders, or one table.
         folder: gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
 

@@ -53,7 +53,6 @@ def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **optio
     """The network that ``model`` names, by name or by class.
 
     Args:
-        model: see above.
         inputs: shape of one example, channels or features first.
         outputs: shape of its output, classes or structures first.
         options: of a network by name, e.g. norm; a class has its own.

@@ -46,7 +46,6 @@ def labelled(
 
     Args:
         task: the run's, whose classes and inputs count.
-        site: its name.
         own: where its list or table is; None: where ``task`` looks for it.
         scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
         label: the column with the label in a table; empty: the task's.

@@ -172,8 +172,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
     Args:
         task: whose options say where the data are and what its labels are; its size and channels do not matter.
-        site: the site's name.
-        own: its configuration, if it has one.
         min_count: the fewest images that a median or mean may be of; None: none leaves, but the number of examples,
             which every site declares.
     """

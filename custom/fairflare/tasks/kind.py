@@ -212,8 +212,6 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
     the site. Those of a regression are a model's metrics as any other.
 
     Args:
-        task: how outputs are scored.
-        data: the site's.
         min_count: the fewest examples whose number may leave the site; None: none.
     """
     baseline = task.kind.baseline(task, data)

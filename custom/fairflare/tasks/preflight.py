@@ -50,9 +50,6 @@ def preflight(
     """Every finding on the data of ``site``, errors first, and the data where there is no error.
 
     Args:
-        task: what a run would train.
-        site: the site's name.
-        own: its configuration, if it has one.
         grouping: the groups that a run would tell apart.
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         needs: what the method needs of the data.

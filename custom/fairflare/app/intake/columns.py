@@ -72,10 +72,8 @@ def predictors(
 
     Args:
         table: text cells, stripped.
-        labels: of each row.
         taken: columns with another role.
         sites: of each row: a column that numbers the rows of each site is no predictor.
-        chosen: what the user says.
 
     Raises:
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody

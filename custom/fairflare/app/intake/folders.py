@@ -73,7 +73,6 @@ def headers(
     Pixels are not read.
 
     Args:
-        paths: the files.
         keywords: of DICOM's dictionary.
         tell: called now and then with what is counted, and how many there are so far.
 

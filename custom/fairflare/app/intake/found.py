@@ -299,7 +299,6 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
 
     Args:
         root: the folder, or a table.
-        tell: called now and then.
 
     Raises:
         UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.

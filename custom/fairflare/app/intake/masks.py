@@ -30,7 +30,6 @@ def structures(
     """The structures that the masks show, and the task's option for their pixel values, if it needs one.
 
     Args:
-        root: the folder at which paths start.
         masks: of all sites.
         chosen: names that the user gives, in the order of the pixel values.
         named: pixel value -> name, where a list says so.

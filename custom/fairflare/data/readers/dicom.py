@@ -94,8 +94,6 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
     are to be shown. Grey values are rescaled; colours come as RGB on 0 to 255, from palettes too.
 
     Args:
-        path: the file.
-        frame: see above.
         window: "file" applies the file's own VOI LUT or its first window.
         mask: values are those of structures: neither turned round nor windowed.
 
