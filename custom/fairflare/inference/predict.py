@@ -157,9 +157,9 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
         found = _of_images(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
-    text = io.StringIO()
-    write_rows(text, found.header, found.rows)
-    save_text(folder / RESULTS, text.getvalue())
+    written = io.StringIO()
+    write_rows(written, found.header, found.rows)
+    save_text(folder / RESULTS, written.getvalue())
     save_json(folder / MARK, {**about(opened), "cases": len(found.rows), "unlike": found.unlike})
     return found
 
