@@ -112,7 +112,7 @@ class Fingerprint:
         table: what of a table's columns may leave.
         classes: that a label tells apart; 1 where examples have masks.
         network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
-            0 it is above. See ``linear_or_network``.
+            0 it is above.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
