@@ -23,34 +23,35 @@ LONGEST = 1500
 MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
-COMMANDS = (
-    about.describe,
-    about.list_methods,
-    about.list_tasks,
-    about.new,
-    data.fingerprint,
-    data.init,
-    data.plan,
-    data.preflight,
-    data.prepare,
-    folders.after,
-    folders.convert,
-    folders.inspect,
-    folders.report,
-    folders.verify,
-    folders.watch,
-    model.evaluate,
-    model.export_model,
-    model.predict,
-    run.export,
-    run.resume,
-    run.run,
-    studies.compare,
-    studies.contribution,
-    studies.paper,
-    studies.riders,
-    studies.search,
-)
+COMMANDS = {
+    "after": "folders",
+    "compare": "studies",
+    "contribution": "studies",
+    "convert": "folders",
+    "describe": "about",
+    "evaluate": "model",
+    "export": "run",
+    "export-model": "model",
+    "fingerprint": "data",
+    "init": "data",
+    "inspect": "folders",
+    "list": "about",
+    "new": "about",
+    "paper": "studies",
+    "plan": "data",
+    "predict": "model",
+    "preflight": "data",
+    "prepare": "data",
+    "report": "folders",
+    "resume": "run",
+    "riders": "studies",
+    "run": "run",
+    "search": "studies",
+    "tasks": "about",
+    "verify": "folders",
+    "watch": "folders",
+}
+"""Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
 
 
 def explained(error: BaseException) -> int:
@@ -92,37 +93,6 @@ def _complain(text: str, code: int) -> int:
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     click.echo(f"fairflare: {line if len(line) <= LONGEST else line[:LONGEST] + ' ...'}", err=True)
     return code
-
-
-COMMANDS = {
-    "after": "folders",
-    "compare": "studies",
-    "contribution": "studies",
-    "convert": "folders",
-    "describe": "about",
-    "evaluate": "model",
-    "export": "run",
-    "export-model": "model",
-    "fingerprint": "data",
-    "init": "data",
-    "inspect": "folders",
-    "list": "about",
-    "new": "about",
-    "paper": "studies",
-    "plan": "data",
-    "predict": "model",
-    "preflight": "data",
-    "prepare": "data",
-    "report": "folders",
-    "resume": "run",
-    "riders": "studies",
-    "run": "run",
-    "search": "studies",
-    "tasks": "about",
-    "verify": "folders",
-    "watch": "folders",
-}
-"""Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
 
 
 class Commands(click.Group):

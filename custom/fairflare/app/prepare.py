@@ -31,11 +31,11 @@ from PIL import Image
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.data.checks import expect
 from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.quality import NOISE_SEED, SEVERITIES, QualityShift
 from fairflare.engine.setup import tasks
+from fairflare.tasks.base import expect
 from fairflare.tasks.kinds.own import DESCRIPTION
 from fairflare.tasks.kinds.own_images import SHARED
 from fairflare.tasks.preflight import PATIENT

@@ -68,7 +68,6 @@ class Split:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all examples are: here they are."""
         return True
 
     def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -141,7 +140,6 @@ class TensorData:
         return self
 
     def size(self, split: SplitName) -> int:
-        """Number of examples in ``split``."""
         return len(self.splits[split])
 
     def attributes(self, split: SplitName) -> Mapping[str, Sequence[str]]:
@@ -168,7 +166,6 @@ class TensorData:
         yield from self._read(split, rows.split(batch_size) if len(rows) else ())
 
     def _augmented(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
-        """Training batches, moved at random before they are normalised."""
         train, groups = self.splits["train"], self._groups["train"]
         for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
             inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
@@ -176,7 +173,6 @@ class TensorData:
             yield Batch(normalised(inputs, self.mean, self.std), targets, groups[rows])
 
     def _read(self, name: str, batches: Sequence[Tensor]) -> Iterator[Batch]:
-        """Each batch of row numbers of a split, with eval transforms."""
         groups, ready = self._groups[name], self._at_hand(name)
         if ready is not None:
             there = [moved(rows, self.device) for rows in batches]
@@ -221,7 +217,6 @@ def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tenso
 
 
 def _room(device: torch.device) -> float:
-    """Bytes that a split may take on ``device``."""
     return READY_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else READY
 
 

@@ -87,7 +87,6 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
     Args:
         size: pixels along an edge.
         proton: see ``Scanner``; the patient is the same whatever it is.
-        rng: of the patient.
 
     Returns:
         image: float64 (size, size), about [0, 1].
@@ -120,7 +119,6 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
 
 
 def _signal(head: Head, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
-    """The tissues' signal, with skull and scalp around the brain."""
     grey, white, _ = shares
     image = levels["grey"] * grey + levels["white"] * white + levels["fluid"] * np.clip(1 - grey - white, 0, 1)
     outside = -head.depth - GAP
@@ -140,9 +138,7 @@ def _flaws(scanner: Scanner, pixel: float, seed: int) -> Iterator[Callable[[Any]
     """The scanner's steps in the order in which they happen, each (1, size, size) -> the same.
 
     Args:
-        scanner: which steps.
         pixel: edge of the image's pixels in millimetres.
-        seed: of the random steps.
     """
     from monai import transforms as mt  # takes seconds to import
 

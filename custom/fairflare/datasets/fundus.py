@@ -23,12 +23,11 @@ from typing import Literal
 
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
-from fairflare.data.checks import expect
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.masks_on_disk import MasksOnDisk, complete, dealt
-from fairflare.tasks.base import Preset
+from fairflare.datasets.kinds.on_disk import MasksOnDisk, complete, dealt
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 from fairflare.tasks.own.segmentation import Segmentation
 

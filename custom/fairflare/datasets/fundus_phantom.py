@@ -129,7 +129,6 @@ def eye(size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         size: pixels along an edge.
-        rng: of the patient.
 
     Returns:
         image: float64 (3, size, size), red, green and blue, about [0, 1].
@@ -151,7 +150,6 @@ def photographed(image: np.ndarray, camera: Camera, seed: int) -> np.ndarray:
 
     Args:
         image: (3, size, size), about [0, 1].
-        camera: its flaws.
         seed: of what differs from image to image: exposure, colour balance, the side that is lit, and the noise.
     """
     from scipy.ndimage import gaussian_filter  # takes a while to import

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Images
-from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
@@ -36,7 +35,18 @@ from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, s
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
+from fairflare.tasks.base import (
+    PARTITION,
+    RENDERING,
+    SPLIT,
+    Preset,
+    Task,
+    TestSet,
+    expect,
+    expect_choices,
+    expect_pixels,
+    site_index,
+)
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
@@ -65,7 +75,6 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The head without a bleed."""
     grey, white = head.grey * (1 - soft(ventricle)), head.white * (1 - soft(ventricle))
     brain = GREY * grey + WHITE * white + CSF * np.clip(1 - grey - white, 0, 1)
     outside = -head.depth - GAP
@@ -316,7 +325,6 @@ class IchPhantom(Task):
         return {**found, "targets": torch.from_numpy(labels)}
 
     def _labels(self, k: int, rows: np.ndarray) -> np.ndarray:
-        """Classes of images of site ``k``."""
         labels, sites = plan(self)
         rng = np.random.default_rng(derive(self.data_seed, self.name, "site test labels", k))
         beside = rows >= self.images

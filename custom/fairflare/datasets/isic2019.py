@@ -66,7 +66,6 @@ class Isic2019(QualityShift):
 
 
 def _attributes(row: dict[str, str]) -> dict[str, str]:
-    """Those of sex and age group that the row knows."""
     sex, age, where = row["sex"], row["age_approx"], f"{METADATA}: {row['image']}"
     if sex not in (*SEXES, "unknown", ""):
         raise DataError("entry", f"{where}: sex: expected female, male or nothing, got {sex!r}")

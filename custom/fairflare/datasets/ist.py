@@ -21,11 +21,10 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
-from fairflare.data.checks import expect
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
 from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect
 
 NUMBERS = {"RDELAY": (20.0, 12.0), "AGE": (72.0, 12.0), "RSBP": (160.0, 28.0)}
 """Columns used as numbers -> rounded mean and standard deviation of the trial's patients: hours since the stroke,
@@ -72,7 +71,6 @@ def table_of() -> Mapping[str, tuple[str, ...]]:
 
 
 def column_of(name: str) -> np.ndarray:
-    """The cells of one column as an array of text."""
     return np.array(table_of()[name])
 
 
@@ -196,7 +194,6 @@ class Ist(CentreTask):
         return ("survived", "died") if self.outcome == "death" else ("independent", "dependent or dead")
 
     def columns(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
     def centres(self) -> Centres:
@@ -212,7 +209,8 @@ class Ist(CentreTask):
 
     def table_inputs(self) -> TableInputs:
         numbers, plain = made_of(self.columns())
-        known = {name: values for name, values in _codes().items() if name in self.columns()}
+        codes = {**CATEGORIES, "RXHEP": (*CATEGORIES["RXHEP"], "H")}
+        known = {name: values for name, values in codes.items() if name in self.columns()}
         fixed = self.scaled_by(np.empty((0, 0))) if self.scaling == "shared" else None
         return TableInputs(numbers, plain, known, attributes=attributes_of, fixed=fixed)
 
@@ -257,8 +255,3 @@ def attributes_of(columns: Columns) -> dict[str, list[str]]:
     ages = as_numbers("", "AGE", columns.get("AGE", ()))
     bands = ["" if np.isnan(age) else AGES[int(age > 65) + int(age > 75)] for age in ages]
     return {name: values for name, values in {**found, "age": bands}.items() if values}
-
-
-def _codes() -> dict[str, tuple[str, ...]]:
-    """Column -> the codes that it may hold."""
-    return {**CATEGORIES, "RXHEP": (*CATEGORIES["RXHEP"], "H")}

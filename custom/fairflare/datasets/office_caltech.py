@@ -23,14 +23,13 @@ from torch import nn
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.domains import FlippedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Preset
+from fairflare.tasks.base import PARTITION, SPLIT, Preset, expect, expect_choices, site_index
 
 FOLDER = "office_caltech_10"
 DOMAINS = ("caltech", "amazon", "webcam", "dslr")

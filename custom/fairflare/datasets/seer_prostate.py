@@ -20,12 +20,11 @@ import numpy as np
 
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
-from fairflare.data.checks import expect
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import sheets
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect
 
 FOLDER = "seer"
 TOP = 10

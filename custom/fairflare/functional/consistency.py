@@ -72,7 +72,6 @@ class Consistency:
 
     @cached_property
     def _arrays(self) -> dict[str, dict[str, np.ndarray]]:
-        """The memory of the counters that are in memory, as NumPy sees it."""
         here = {site: keys for site, keys in self.history.items() if not isinstance(keys, Filed)}
         return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in here.items()}
 

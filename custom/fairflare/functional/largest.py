@@ -43,7 +43,6 @@ def whole_bounds(update: Mapping[str, torch.Tensor], keys: Collection[str], frac
 
 
 def at_least(update: torch.Tensor, bound: float) -> torch.Tensor:
-    """``update`` with zeros where its magnitude is below ``bound``."""
     return torch.where(update.abs() >= bound, update, torch.zeros_like(update))
 
 

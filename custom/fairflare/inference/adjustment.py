@@ -48,7 +48,6 @@ class Adjustment:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups of patients have parameters of their own."""
         return self.step.by == "group"
 
     def probabilities(self, outputs: Tensor, members: Tensor) -> np.ndarray:
@@ -74,7 +73,6 @@ class Adjustment:
 
     @property
     def makes_sets(self) -> bool:
-        """Whether a case has a set of classes."""
         return isinstance(self.step, Conformal) and not self.flags
 
     def sets(self, probabilities: np.ndarray, members: Tensor) -> list[list[int]]:

@@ -10,7 +10,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -214,6 +214,11 @@ def _write(output_dir: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
     place = Path(output_dir)
     place.mkdir(parents=True, exist_ok=True)
     with (place / RESULTS).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([as_cell(name) for name in header])
-        writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])
+        write_rows(file, header, rows)
+
+
+def write_rows(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table as CSV; numbers keep all their digits, and no text is a formula."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([as_cell(name) for name in header])
+    writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])

@@ -26,15 +26,7 @@ WARNING = "**Not a medical device.** A research model. Nobody has shown that its
 
 
 def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks: Sequence[str]) -> str:
-    """Markdown: task, data, method, results as reported, inputs and outputs, limits.
-
-    Args:
-        opened: the run.
-        how: lines that say how the file is used.
-        inputs: what it takes.
-        outputs: what it gives.
-        remarks: what is not in it, or whose it is.
-    """
+    """Markdown: task, data, method, results as reported, inputs and outputs, limits."""
     about, described = opened.about, read_json(opened.folder / CONFIG)
     report = read_json(opened.folder / REPORT) if is_file(opened.folder / REPORT) else {}
     whose = "shared by all sites" if opened.whose == "shared" else f"{opened.site}'s own ({opened.whose})"
@@ -174,7 +166,6 @@ def _example(opened: Opened) -> str:
 
 
 def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
-    """The network's definition, and what it needs."""
     made = getattr(opened.network, "made_of", None)
     if not isinstance(made, dict):
         raise UserError("bundle: nobody has said what the run's network is made of; use another format")

@@ -31,7 +31,6 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     """Write the model to ``folder``, an empty one; returns remarks, a line each.
 
     Args:
-        opened: the run.
         form: "bundle", "torchscript", "onnx" or "state-dict".
         folder: gets the model, a card, and ``fairflare.json``.
 

@@ -177,9 +177,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     """The content of ``evaluation.json``, and what a user should know beside it, a line each.
 
     Args:
-        opened: the run; its network holds the model.
         hospitals: name -> where its data are.
-        asked: what is asked.
 
     Raises:
         UserError: a hospital's data cannot be read, are too few, or do not fit the run.
@@ -202,7 +200,6 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
 
 
 def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
-    """What ``evaluation.json`` says of the model and the question."""
     model = {key: value for key, value in about_model(opened).items() if key != "adjusted"}
     return {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
 
@@ -295,7 +292,6 @@ class _Hospital:
         return predict(network.to(self._device), data.fixed("test", self._training.batch_size), self._device, way)
 
     def _paired(self, other: Opened) -> Json:
-        """Both models on the same cases."""
         if list(other.task.classes) != list(self._opened.task.classes):
             raise UserError(f"--own {other.folder.name}: expected the classes of {self._opened.folder.name}")
         data = self._read(other, self._parts.grouping).on(self._device)

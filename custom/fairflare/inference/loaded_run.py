@@ -64,12 +64,10 @@ class Opened:
 
     @property
     def task(self) -> Task:
-        """The run's."""
         return self.parts.task
 
     @property
     def network(self) -> nn.Module:
-        """With the model, in evaluation mode."""
         return self.parts.network
 
 

@@ -25,7 +25,7 @@ from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Looked, looked_at
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_fingerprint import TableFingerprint, agreed
+from fairflare.data.table_columns import TableFingerprint, agreed
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import OwnImages
@@ -112,7 +112,7 @@ class Fingerprint:
         table: what of a table's columns may leave.
         classes: that a label tells apart; 1 where examples have masks.
         network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
-            0 it is above. See ``linear_or_network``.
+            0 it is above.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -172,8 +172,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
     Args:
         task: whose options say where the data are and what its labels are; its size and channels do not matter.
-        site: the site's name.
-        own: its configuration, if it has one.
         min_count: the fewest images that a median or mean may be of; None: none leaves, but the number of examples,
             which every site declares.
     """
@@ -197,7 +195,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
-    """``network_gain`` on the site's own rows, with levels and scaling of its own."""
     alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
     splits = replace(task, **alone).read(own).splits
     train, val = splits["train"], splits["val"]
@@ -253,5 +250,4 @@ def _rounded(value: float) -> float:
 
 
 def file_name(site: str) -> str:
-    """The name of the file in which a site's people pass its fingerprint on."""
     return f"{Path(site).name}.fingerprint.json"

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairflare.core.metric import LARGEST_LOSS, Metric
 from fairflare.functional import intervals
-from fairflare.functional.resampling import Array, weighted_auc, weighted_recall
+from fairflare.functional.resampling import weighted_auc, weighted_recall
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases
@@ -109,10 +109,6 @@ def wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
 Interval = tuple[float, float]
 
 
-def _half(n_classes: int) -> float:
-    return 0.5
-
-
 def _share_interval(cases: ClassCases, level: float) -> Interval:
     """Of accuracy, whose values are 0 and 1."""
     right = cases.right > 0.5
@@ -151,7 +147,7 @@ BALANCED_ACCURACY = Metric(
     of_classes=True,
 )
 MACRO_F1 = Metric("macro_f1", label="F1 score (macro)", value=lambda cases: macro_f1(cases.confusion))
-area = partial(Metric, chance=_half, flat=True, interval=_auc_interval, of_classes=True)
+area = partial(Metric, chance=lambda n_classes: 0.5, flat=True, interval=_auc_interval, of_classes=True)
 AUC_OVO = area(
     "auc_ovo",
     label="AUC (one-vs-one)",
@@ -166,16 +162,12 @@ AUC_OVR = area(
 )
 
 
-def _auc_weighted(cases: ClassCases, counts: Array) -> Array:
-    return weighted_auc(cases.risks, cases.labels == 1, counts)
-
-
 AUC = area(
     "auc",
     label="AUC",
     meaning="how often a case is ranked above a control; 1 is perfect",
     value=lambda cases: auc_ovo(cases.wins, cases.sizes),
-    weighted=_auc_weighted,
+    weighted=lambda cases, counts: weighted_auc(cases.risks, cases.labels == 1, counts),
     two_classes=True,
     benefit=True,
 )

@@ -12,8 +12,7 @@ import torch
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, Reply, Round, StateDict, TensorSpec
-from fairflare.functional.contrast import prototype_contrast
-from fairflare.functional.features import features_of, lacks_features
+from fairflare.functional.features import features_of, lacks_features, prototype_contrast
 from fairflare.trainers.base import ServerState
 from fairflare.trainers.sgd import PlainTrainer
 

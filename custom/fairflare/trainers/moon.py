@@ -14,8 +14,7 @@ from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Cost, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
-from fairflare.functional.contrast import model_contrast
-from fairflare.functional.features import features_of, lacks_features
+from fairflare.functional.features import features_of, lacks_features, model_contrast
 from fairflare.trainers.sgd import PlainTrainer
 
 PREVIOUS = "previous model"

@@ -72,10 +72,8 @@ def predictors(
 
     Args:
         table: text cells, stripped.
-        labels: of each row.
         taken: columns with another role.
         sites: of each row: a column that numbers the rows of each site is no predictor.
-        chosen: what the user says.
 
     Raises:
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody
@@ -224,7 +222,6 @@ def _one_spelling(name: str, values: Sequence[str]) -> None:
 
 
 def _is_place(name: str) -> bool:
-    """Whether a column that is not the site's is a hospital's name or number."""
     plain = bare(name)
     words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility", "zentrum", "klinik")
     ends = ("", "id", "num", "no", "nr", "number", "code", "name")

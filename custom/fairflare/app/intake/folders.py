@@ -18,10 +18,10 @@ import pandas as pd
 from fairflare.app.intake import masks
 from fairflare.app.intake.found import (
     Choices,
-    Example,
     Files,
     Found,
     Reading,
+    as_examples,
     class_names,
     root_name,
     site_name,
@@ -73,7 +73,6 @@ def headers(
     Pixels are not read.
 
     Args:
-        paths: the files.
         keywords: of DICOM's dictionary.
         tell: called now and then with what is counted, and how many there are so far.
 
@@ -134,6 +133,7 @@ OTHER_DEPTH = 0.1
 """Share of the images that may lie at another depth of folders than the others."""
 PATIENT_HEADERS = ("PatientID", "StudyInstanceUID")
 SPLIT = "@split"
+DECATHLON = {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}
 
 
 def images_in_folders(files: Files, chosen: Choices) -> Found:
@@ -144,7 +144,8 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
             read in two ways and nobody can be asked.
     """
     if not files.images:
-        raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{_others(files)}")
+        others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
+        raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     paired, alone = naming.pairs(files.images)
     with_masks = chosen.kind != IMAGES.name and any(paired.values())
     if not with_masks and chosen.kind == MASKED_IMAGES.name:
@@ -175,12 +176,8 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     role = roles(_of_levels(table), chosen, labelled=False)
     sites = _sites(files, table, role, chosen)
     patients, whence = patients_of(table, sites, role.patient, chosen)
-    examples = [
-        Example(site, path, paired[path], split, patient, about)
-        for site, path, split, patient, about in zip(
-            sites, images, table[SPLIT], patients, abouts(table, chosen), strict=True
-        )
-    ]
+    masks_of = [paired[path] for path in images]
+    examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
     classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
@@ -209,12 +206,8 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     sites = _sites(files, inside, role, chosen)
     patients, whence = patients_of(inside, sites, role.patient, chosen)
     classes = class_names(inside[role.label], chosen.classes)
-    examples = [
-        Example(site, path, label, split, patient, about)
-        for site, path, label, split, patient, about in zip(
-            sites, inside["image"], inside[role.label], inside[SPLIT], patients, abouts(inside, chosen), strict=True
-        )
-    ]
+    parts = (inside[name] for name in ("image", role.label, SPLIT))
+    examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
     notes = _note(odd, "lie at another depth than the others and are left out")
     layout = "images in a folder for each class"
     return Found("classification", f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
@@ -304,12 +297,8 @@ def _plain_folders(path: str) -> tuple[str, ...]:
 
 def _split(path: str) -> str:
     words = [word for name in naming.folders_of(path) if (word := split_word(name))]
-    words += [found for part in path.lower().split("/")[:-1] if (found := _by_decathlon(part))]
+    words += [found for part in path.lower().split("/")[:-1] if (found := DECATHLON.get(part))]
     return words[0] if words else ""
-
-
-def _by_decathlon(folder: str) -> str:
-    return {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}.get(folder, "")
 
 
 def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> list[str]:
@@ -378,7 +367,3 @@ def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:
     return (f"{len(paths)} images {says}, e.g. {paths[0]}",) if paths else ()
-
-
-def _others(files: Files) -> str:
-    return f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, natural
@@ -83,6 +84,11 @@ class Example:
     frame: int | None = None
 
 
+def as_examples(*columns: Iterable[Any]) -> list[Example]:
+    """One for each row of ``columns``, which are ``Example``'s in their order."""
+    return [Example(*one) for one in zip(*columns, strict=True)]
+
+
 @dataclass(frozen=True)
 class Found:
     """What a folder holds.
@@ -109,7 +115,6 @@ class Found:
 
     @property
     def form(self) -> DataForm:
-        """How the examples lie on disk."""
         return FORMS[self.kind]
 
     @cached_property
@@ -121,11 +126,9 @@ class Found:
 
     @property
     def sites(self) -> list[str]:
-        """Their names, in natural order."""
         return in_order(self._by_site)
 
     def of(self, site: str) -> list[Example]:
-        """The examples of one site, in the order in which they were found."""
         return list(self._by_site[site])
 
 
@@ -180,7 +183,6 @@ class Choices:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell says nothing."""
     return text.strip().lower() in NO_VALUE
 
 
@@ -297,7 +299,6 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
 
     Args:
         root: the folder, or a table.
-        tell: called now and then.
 
     Raises:
         UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.
@@ -312,7 +313,8 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     seen, count = set(), 0
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
-        folders[:] = sorted(name for name in folders if not _is_hidden(name)) if real not in seen else []
+        plain = [name for name in folders if not name.startswith((".", "__")) and name != INSIDE]
+        folders[:] = sorted(plain) if real not in seen else []
         if real in seen:
             continue
         seen.add(real)
@@ -348,10 +350,6 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
 def _names_no_format(path: Path) -> bool:
     """Whether a file's name has no ending, or a number for one, as in archives."""
     return path.suffix == "" or path.suffix[1:].isdigit()
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "__")) or name == INSIDE
 
 
 def _refuse(error: OSError) -> None:

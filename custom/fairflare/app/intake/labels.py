@@ -201,12 +201,7 @@ def group_columns(table: pd.DataFrame, taken: Sequence[str], asked: Sequence[str
 
 
 def grouped_by(table: pd.DataFrame, names: Sequence[str]) -> list[dict[str, str]]:
-    """Of each row the groups that it is in: name -> value, without what is missing; ages as bands.
-
-    Args:
-        table: text cells.
-        names: its columns by which patients are grouped.
-    """
+    """Of each row the groups that it is in: name -> value, without what is missing; ages as bands."""
     about: list[dict[str, str]] = [{} for _ in range(len(table))]
     for name in names:
         if bare(name) in AGE:

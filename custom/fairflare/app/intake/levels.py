@@ -99,7 +99,6 @@ def _another(free: Sequence[str], name: str) -> str:
 
 
 def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:
-    """Where masks or a table say the labels."""
     patient = named.get("patient", "")
     if "site" in named:
         return Roles(named["site"], "", patient)

@@ -30,7 +30,6 @@ def structures(
     """The structures that the masks show, and the task's option for their pixel values, if it needs one.
 
     Args:
-        root: the folder at which paths start.
         masks: of all sites.
         chosen: names that the user gives, in the order of the pixel values.
         named: pixel value -> name, where a list says so.
@@ -58,12 +57,7 @@ def structures(
 
 
 def check_sites(root: Path, masks: Mapping[str, Sequence[str]]) -> None:
-    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255.
-
-    Args:
-        root: the folder at which paths start.
-        masks: site -> its masks, of which a few are read.
-    """
+    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255."""
     found = {site: _values(root, own[:: max(1, len(own) // OF_A_SITE)]) - {0.0} for site, own in masks.items()}
     known = {site: values for site, values in found.items() if values}
     first = next(iter(known), "")

@@ -20,10 +20,10 @@ from fairflare.app.intake.columns import as_options, predictors
 from fairflare.app.intake.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.app.intake.found import (
     Choices,
-    Example,
     Files,
     Found,
     Reading,
+    as_examples,
     class_names,
     is_missing,
     root_name,
@@ -286,7 +286,6 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 
 
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
-    """Images whose label stands in a table of patients."""
     rows = {cell: k for k, cell in enumerate(table[key])}
     images = [path for path in files.images if not naming.is_mask(path)]
     levels = level_table(files, images, Choices())
@@ -359,12 +358,7 @@ def _images(
     else:
         patients, whence = patients_of(levels, sites, _folder_of_patients(levels), chosen)
     groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
-    examples = [
-        Example(*one)
-        for one in zip(
-            sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups), strict=True
-        )
-    ]
+    examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
     bare_rows, gone = (
         int((there & ~labelled).sum()),
         [cell for cell, keep in zip(table[image], there, strict=True) if not keep],
@@ -452,10 +446,7 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     cells = pd.DataFrame(found.cells).to_dict("records")
     patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
     splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
-    examples = [
-        Example(site, "", text, split, patient, own, row)
-        for site, text, split, patient, own, row in zip(sites, kept[label], splits, patients, about, cells, strict=True)
-    ]
+    examples = as_examples(sites, [""] * len(kept), kept[label], splits, patients, about, cells)
     notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
     notes += [*found.notes, "make sure that no predictor is known only after the outcome"]
     options = {"label": label, **as_options(found)}

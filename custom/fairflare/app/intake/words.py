@@ -153,7 +153,6 @@ def of_sites(cells: pd.Series, sites: pd.Series) -> pd.Series | None:
 
 
 def is_date(cell: str) -> bool:
-    """Whether a cell looks like a day of a calendar."""
     return bool(YEAR_FIRST.fullmatch(cell) or YEAR_LAST.fullmatch(cell))
 
 

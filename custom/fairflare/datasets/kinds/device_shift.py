@@ -14,7 +14,6 @@ from torch import nn
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
-from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
@@ -22,7 +21,7 @@ from fairflare.datasets.kinds import partition
 from fairflare.datasets.kinds.partition import REMARK, with_one_image
 from fairflare.datasets.simulated.cache import kept_splits
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import RENDERING, SPLIT, Task
+from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
 from fairflare.tasks.kinds.masks import MASKS
 
 SMALLEST_SITE = 16

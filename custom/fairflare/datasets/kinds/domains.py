@@ -17,9 +17,9 @@ from fairflare.core.errors import DataError
 from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch
-from fairflare.data.checks import site_index
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
+from fairflare.tasks.base import site_index
 
 
 class OverDomains:
@@ -40,7 +40,6 @@ class OverDomains:
         return self.n_sites // len(self.domain_names)
 
     def sites(self) -> dict[str, str]:
-        """The domain of each site, with the label skew if there is one."""
         skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
         kinds = [domain + skew for domain in self.domain_names for _ in range(self._per_domain)]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
@@ -49,7 +48,6 @@ class OverDomains:
         return {site: self.domain(site) for site in self.sites()}
 
     def domain(self, site: str) -> str:
-        """The one of ``domain_names`` that ``site`` holds."""
         return self.domain_names[site_index(site, self.sites()) // self._per_domain]
 
 
@@ -115,11 +113,6 @@ class FlippedData(TensorData):
 
 
 def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) mirrored left to right with probability 1/2.
-
-    Args:
-        images: of any type, on any device.
-        generator: of the N draws, on the CPU.
-    """
+    """Each image of (N, C, H, W) mirrored left to right with probability 1/2."""
     chosen = moved(torch.rand(len(images), generator=generator) < 0.5, images.device)
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fairflare.core.errors import UserError
-from fairflare.data.checks import expect
+from fairflare.tasks.base import expect
 
 ATTEMPTS = 200
 
@@ -117,13 +117,7 @@ def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """As many of ``spare`` as can be taken with classes as frequent as among a site's own images, in their order.
-
-    Args:
-        spare: (n,) numbers of images.
-        classes: (n,) their classes.
-        own: classes of the site's own images.
-    """
+    """As many of ``spare`` as can be taken with classes as frequent as among a site's own images, in their order."""
     shares = np.bincount(own, minlength=classes.max(initial=0) + 1) / len(own)
     there = np.bincount(classes, minlength=len(shares))
     most = min((there[c] / shares[c] for c in np.flatnonzero(shares)), default=0)
@@ -138,9 +132,5 @@ REMARK = "repeats one image"
 
 
 def with_one_image(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``rows`` with as many training rows as before, all of them the first; validation and test rows as they are.
-
-    Args:
-        rows: split -> numbers of a site's images, (n,) each.
-    """
+    """``rows`` with as many training rows as before, all of them the first; validation and test rows as they are."""
     return {**rows, "train": np.full_like(rows["train"], rows["train"][0])}

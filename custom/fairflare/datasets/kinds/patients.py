@@ -20,13 +20,12 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Task
+from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS
 
 DIRICHLET = "dirichlet"
@@ -53,11 +52,9 @@ class Patients:
 
     @property
     def n_features(self) -> int:
-        """Columns of ``numbers`` and ``plain`` together."""
         return self.numbers.shape[1] + self.plain.shape[1]
 
     def split(self, rows: np.ndarray, scaled: Scaling) -> Split:
-        """The patients at ``rows`` with their numbers as the site prepares them."""
         inputs = torch.cat((scaled(self.numbers[rows]), torch.from_numpy(self.plain[rows])), dim=1)
         attributes = {name: [values[i] for i in rows] for name, values in self.attributes.items()}
         return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)

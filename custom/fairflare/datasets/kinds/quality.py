@@ -21,15 +21,13 @@ from torch import nn
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
-from fairflare.datasets.readers.digit_files import Arrays
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import SPLIT, Preset
+from fairflare.tasks.base import SPLIT, Preset, expect, expect_choices, site_index
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""
@@ -334,7 +332,6 @@ class QualityShift(ImagesOnDisk):
         return [{}] * len(ids), np.arange(len(ids))
 
     def _members(self, root: Path, table: Table) -> list[np.ndarray]:
-        """Each site's rows of ``train.csv``."""
         if self.partition == "file":
             name = f"dict_users_noniid_dir{float(self.alpha)}_CorruptedNum{self.corrupted}.npy"
             places = [root / self.folder / name, root / self.folder / "partitions" / name]

@@ -60,13 +60,7 @@ SPLITS = ("train", "val", "test")
 
 
 def rendered(task: Any, part: str, render: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What ``render()`` returns, from disk if it is there, bit for bit.
-
-    Args:
-        task: a frozen dataclass of options with a ``name``; with the code they determine the result.
-        part: a site's name, or another name for what is rendered.
-        render: name -> tensor.
-    """
+    """What ``render()`` returns, from disk if it is there, bit for bit."""
     where = folder()
     if where is None or not _is_ours(type(task)):
         return render()

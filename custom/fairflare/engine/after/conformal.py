@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import ROUNDING, AfterStep, Array, Cases, Chosen, Fit, Level, Shape, fit_of
-from fairflare.functional.conformal import Score, class_scores, counted
-from fairflare.functional.risk_control import fewest, monotone, shrunk_threshold, threshold
+from fairflare.functional.conformal import Score, class_scores, counted, fewest, monotone, shrunk_threshold, threshold
 
 STEPS = 200
 GRID = np.linspace(0.0, 1.0, STEPS + 1)

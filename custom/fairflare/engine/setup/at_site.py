@@ -40,7 +40,7 @@ from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
-from fairflare.tasks.baselines import trivial_results
+from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer

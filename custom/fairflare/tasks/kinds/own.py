@@ -18,11 +18,10 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, FairFlareError, UserError
 from fairflare.core.user_code import check_name, load_object
-from fairflare.data.checks import expect
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Task
+from fairflare.tasks.base import Task, expect
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
@@ -66,7 +65,6 @@ class OwnData(Task):
 
     @property
     def numbered(self) -> bool:
-        """Whether ``labels`` is the number of classes rather than their names."""
         text = self.labels.strip()
         return text.isascii() and text.isdigit()
 
@@ -194,7 +192,6 @@ def _texts(found: Any) -> list[str]:
 
 
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """Names of the sites that have a list in ``folder``, sorted."""
     lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
     return sorted({path.stem.removeprefix(PREFIX) for path in lists if not path.name.startswith(".")})
 

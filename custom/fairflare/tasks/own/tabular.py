@@ -16,12 +16,12 @@ from fairflare.core.order import some
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown
-from fairflare.data.checks import expect, expect_choices
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import (
     Column,
+    TableFingerprint,
     as_scaling,
     as_text,
     features_of,
@@ -29,11 +29,11 @@ from fairflare.data.table_columns import (
     open_levels,
     read_columns,
     read_scaling,
+    table_fingerprint,
 )
-from fairflare.data.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import OPEN_SPLIT, Preset
+from fairflare.tasks.base import OPEN_SPLIT, Preset, expect, expect_choices
 from fairflare.tasks.kinds.own import OwnData
 
 SPLIT = "split"
@@ -173,7 +173,6 @@ class Tabular(OwnData):
         return read_columns(self.columns, self._features())
 
     def _needed(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         since = [one.since for one in self._read_columns().values() if one.since]
         return tuple(dict.fromkeys((*self._features(), *since)))
 
