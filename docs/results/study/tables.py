@@ -363,12 +363,12 @@ def figure(value: float | None) -> str:
 
 def not_computed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Of the lines of ``compared`` what ``differences`` cannot compute, below a header."""
-    found: list[list[Any]] = [["arm", *OF_BOOTSTRAP[0], *OF_BOOTSTRAP[1]]]
+    names = ("task", "arm", *OF_BOOTSTRAP[0][1:])
+    found: list[list[Any]] = [[*names, *OF_BOOTSTRAP[1]]]
     for row in (dict(zip(rows[0], line)) for line in rows[1:]):
         flips = str(round(float(row["p"]) * FLIPS)) if row["p"] else ""
         together = row["together"] if row["together"] != CANNOT else ""
-        keys = [row[key] for key in ("arm", *OF_BOOTSTRAP[0])]
-        found.append([*keys, row["patients_low"], row["patients_high"], flips, together])
+        found.append([*(row[name] for name in names), row["patients_low"], row["patients_high"], flips, together])
     return found
 
 
