@@ -23,7 +23,7 @@ from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.messages import Answer
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import inspect_preflight, refusal, turned_away
-from fairflare.engine.setup.site_parts import default_parts
+from fairflare.engine.setup.method_parts import default_parts
 
 ROUNDS = 3
 SITES = ("site-1", "site-2", "site-3")

@@ -19,8 +19,8 @@ from fairflare.core.types import Paper
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.site_parts import default_parts
 from fairflare.trainers.sgd import PlainTrainer
 
 TASK = "support2"

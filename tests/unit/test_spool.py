@@ -17,7 +17,7 @@ from fairflare.engine.audit import verify
 from fairflare.engine.disk_buffer import Spooled
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.setup.site_parts import default_parts
+from fairflare.engine.setup.method_parts import default_parts
 from helpers import initial_model, make_federation, make_sites
 from runs import bits, run
 

@@ -216,7 +216,7 @@ for folder, method in json.load(open(sys.argv[1])):
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
         from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.site_parts import default_parts
+        from fairflare.engine.setup.method_parts import default_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
         default_parts(method), registry.methods(), tasks.known("tabular")

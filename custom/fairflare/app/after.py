@@ -15,7 +15,7 @@ from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
 from fairflare.engine.logged_files import read_final, read_standing
 from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
 from fairflare.engine.setup.local import Ended, benefit_after, step_after
-from fairflare.engine.setup.site_parts import method_parts
+from fairflare.engine.setup.method_parts import method_parts
 from fairflare.report.write import verified_run, write_report
 
 SOLO = "solo"

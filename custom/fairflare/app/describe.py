@@ -15,9 +15,9 @@ from fairflare.core.schema import Spec, answer_fields
 from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Number, Outline, TensorSpec
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import default_parts, defaults_of
 from fairflare.engine.setup.parts import chosen_probes
 from fairflare.engine.setup.requirements import effort, needs_of, received_by
-from fairflare.engine.setup.site_parts import default_parts, defaults_of
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Task
 

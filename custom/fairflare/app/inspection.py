@@ -20,8 +20,8 @@ from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.files import read_json
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import NO_STEP
 from fairflare.flare.braces import shown as shown_braces
 from fairflare.flare.paths import SITES, STATE
 from fairflare.flare.policy_file import FILES as POLICY_FILES

@@ -17,7 +17,7 @@ from fairflare.core.types import Need
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.site_parts import default_parts
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import folder_of_lists, read_description
 from fairflare.tasks.preflight import preflight

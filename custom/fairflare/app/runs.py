@@ -36,8 +36,8 @@ from fairflare.engine.setup.assembly import CONFIG, save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
 from fairflare.engine.setup.local import SITES, LocalSites, run_local
+from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts, find
-from fairflare.engine.setup.site_parts import part
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report.log import RunLog
 from fairflare.report.tensorboard import TensorBoard

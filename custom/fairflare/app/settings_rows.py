@@ -19,7 +19,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Entries, Range, Text
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RUN_KEYS, RunConfig
-from fairflare.engine.setup.site_parts import STEPS, defaults_of, step_class
+from fairflare.engine.setup.method_parts import STEPS, defaults_of, step_class
 
 Row = dict[str, Any]
 GENERAL: Mapping[str, type] = {"train": Training, "run": RunConfig}

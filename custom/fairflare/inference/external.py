@@ -35,8 +35,8 @@ from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import about as about_task
 from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
 from fairflare.engine.setup.config import RunConfig, evaluation_of
+from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.setup.site_parts import part
 from fairflare.engine.site import Site
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model

@@ -29,11 +29,11 @@ from fairflare.core.validation import SHA256, shown
 from fairflare.engine.files import AUDIT, CONFIG, EARLIER, INITIAL, MODEL, SUFFIX, checked_model, is_file, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
+from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import Parts, chosen_probes, part, site_parts, without_weights
+from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
 from fairflare.engine.state import save_tensors
 from fairflare.trainers.base import Trainer
-from fairflare.trainers.vmap_training import unstackable
 
 __all__ = ["Parts", "build_parts", "chosen_probes", "without_folders", "without_weights"]
 
@@ -48,13 +48,7 @@ SHOWN = 3
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
-    """Task, rule within the run's bounds, the probes that the rule wants, and the network.
-
-    Args:
-        config: the run.
-        at_site: True where the network only ever holds received models: given weights, which are a file of the
-            server's machine, are not looked for.
-    """
+    """``site_parts`` with the rule within the run's bounds; ``at_site``: they start from no given weights."""
 
     def begin(network: nn.Module, trainer: Trainer) -> Origin | None:
         if not config.init_from:
@@ -63,10 +57,11 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
 
     found = site_parts(config, None if at_site else begin)
     parts = replace(found, rule=bounded(found.rule, config.bounds))
-    if config.stacked and (
-        reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device())
-    ):
-        raise UserError(f"stacked: {reason}")
+    if config.stacked:
+        from fairflare.trainers.vmap_training import unstackable
+
+        if reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device()):
+            raise UserError(f"stacked: {reason}")
     return parts
 
 

@@ -12,7 +12,7 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.types import Offer, Training
-from fairflare.engine.setup.site_parts import default_parts
+from fairflare.engine.setup.method_parts import default_parts
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects that a configuration names: a method's parts, the task and the network, as a site builds them."""
+"""The objects that a configuration names, as a site builds them: it bounds no update and reads no given weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -15,16 +15,13 @@ from fairflare.core import registry, user_code
 from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.errors import UserError
 from fairflare.core.metric import LOSSES
-from fairflare.core.registry import Method
 from fairflare.core.seeds import forget_seeds, seed_everything
-from fairflare.core.settings import PROBE, Given, Owners, bare, owned
 from fairflare.core.slots import Slot, slots_of
-from fairflare.core.types import Need, Number, Outline, StateDict, Training
+from fairflare.core.types import Need, Number, Outline, StateDict
 from fairflare.data.grouping import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
-from fairflare.engine.after.conformal import Conformal
-from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import method_parts, part, step_class
 from fairflare.participation.all import All
 from fairflare.participation.base import Selector
 from fairflare.probes.base import Probe
@@ -37,90 +34,6 @@ from fairflare.trainers.base import Trainer
 if TYPE_CHECKING:
     from fairflare.engine.setup.parts import Origin
     from fairflare.engine.setup.run_config import RunConfig
-
-
-PART_KEYS = ("trainer", "selector", "server_optimizer")
-"""The parts of a method that a user may replace."""
-NO_STEP = "none"
-_CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal": Conformal}
-STEPS = (NO_STEP, *_CLASSES)
-
-
-@dataclass(frozen=True)
-class MethodParts:
-    """The objects that a method's declaration names, with their settings."""
-
-    rule: Rule
-    trainer: Trainer
-    probes: tuple[Probe, ...]
-    selector: Selector
-    server_optimizer: ServerOptimizer
-
-
-def default_parts(method: str | Method, values: Mapping[str, Any] | None = None) -> MethodParts:
-    """A method's parts with its own defaults.
-
-    Args:
-        method: its id or declaration.
-        values: settings that differ, by any name that works, see ``core.settings``.
-
-    Raises:
-        UserError: there is no such method or setting, or a value does not fit.
-    """
-    entry = registry.get_method(method) if isinstance(method, str) else method
-    owners = Owners(registry.owners(entry), entry.shared)
-    found = defaults_of(entry, owners) | owners.resolved(values or {})
-    return method_parts(entry, {full: owners.checked(full, given) for full, given in found.items()})
-
-
-def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> MethodParts:
-    """A method's parts from settings by full name; what is not among them is at its default.
-
-    Args:
-        entry: the method.
-        settings: full name -> value.
-        ids: trainer, selector and server_optimizer, where they are not the method's own.
-
-    Raises:
-        UserError: a value does not fit.
-    """
-    made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
-    probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
-    return MethodParts(made["rule"], made["trainer"], probes, made["select"], made["server"])
-
-
-def defaults_of(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> the method's own default, where ``owners`` has such a setting.
-
-    A shared quantity that the method gives no value has the default of the first part that it is declared for.
-    """
-    first = {name: registry.parameters(owners.full[full[0]])[bare(full[0])] for name, full in owners.shared.items()}
-    equal = {full: Given(name, first[name]) for name, targets in owners.shared.items() for full in targets}
-    return equal | declared(entry, owners)
-
-
-def declared(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> what the method itself says, where ``owners`` has such a setting."""
-    return _declared(Owners(registry.owners(entry), entry.shared), entry.settings, owners)
-
-
-def reference_of(entry: Method, owners: Owners) -> dict[str, Given]:
-    """Full name -> what the method's reference variant implies, where ``owners`` has such a setting."""
-    declared = Owners({**registry.owners(entry), "train": Training}, entry.shared)
-    return _declared(declared, entry.reference, owners)
-
-
-def part(cls: type, settings: Mapping[str, Any]) -> Any:
-    """An instance of a part or of Training with its share of ``settings`` by their own names; raises UserError."""
-    known = registry.parameters(cls)
-    try:
-        return cls(**{key: registry.checked(cls, key, value) for key, value in settings.items() if key in known})
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> dict[str, Given]:
-    return {full: given for full, given in declared.resolved(values).items() if full in owners.full}
 
 
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]
@@ -251,16 +164,10 @@ def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:
-    """The probes that report something the rule or the trainer's server half uses.
-
-    Args:
-        rule: the server's.
-        probes: the method's.
-        outline: of the run.
-        trainer: the sites', which may send numbers and tensors itself.
+    """Those of a method's ``probes`` that report something the rule or the trainer's server half uses.
 
     Raises:
-        UserError: something that the rule wants is reported by none.
+        UserError: something that the rule wants is reported by none, nor sent by the trainer.
     """
     sent = [spec.name for spec in trainer.sends]
     reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
@@ -274,22 +181,12 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     )
 
 
-def step_class(name: str) -> type[AfterStep] | None:
-    """The class of a step; None for "none"."""
-    return _CLASSES.get(name)
-
-
 def step_of(config: RunConfig) -> AfterStep | None:
     """The run's step; None: there is none."""
     cls = step_class(config.after)
-    if cls is None:
-        return None
-    try:
-        return cls(**config.after_settings)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"after: {error}") from None
+    return None if cls is None else cast("AfterStep", part(cls, config.after_settings))
 
 
 def shape(task: Task, groups: tuple[str, ...]) -> Shape:
-    """The same of a task whose sites tell ``groups`` apart."""
+    """What server and sites know alike of a task whose sites tell ``groups`` apart."""
     return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a run by name, from their settings: those of a method, and the step after the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fairflare.aggregators.base import Rule
+from fairflare.core import registry
+from fairflare.core.errors import UserError
+from fairflare.core.registry import Method
+from fairflare.core.settings import PROBE, Given, Owners, bare, owned
+from fairflare.core.types import Training
+from fairflare.participation.base import Selector
+from fairflare.probes.base import Probe
+from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.after.base import AfterStep
+
+PART_KEYS = ("trainer", "selector", "server_optimizer")
+"""The parts of a method that a user may replace."""
+NO_STEP = "none"
+STEPS = (NO_STEP, "recalibrate", "conformal")
+
+
+@dataclass(frozen=True)
+class MethodParts:
+    """The objects that a method's declaration names, with their settings."""
+
+    rule: Rule
+    trainer: Trainer
+    probes: tuple[Probe, ...]
+    selector: Selector
+    server_optimizer: ServerOptimizer
+
+
+def default_parts(method: str | Method, values: Mapping[str, Any] | None = None) -> MethodParts:
+    """A method's parts with its own defaults.
+
+    Args:
+        method: its id or declaration.
+        values: settings that differ, by any name that works, see ``core.settings``.
+
+    Raises:
+        UserError: there is no such method or setting, or a value does not fit.
+    """
+    entry = registry.get_method(method) if isinstance(method, str) else method
+    owners = Owners(registry.owners(entry), entry.shared)
+    found = defaults_of(entry, owners) | owners.resolved(values or {})
+    return method_parts(entry, {full: owners.checked(full, given) for full, given in found.items()})
+
+
+def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> MethodParts:
+    """A method's parts from settings by full name, or with their defaults; raises UserError for a value that is unfit.
+
+    ``ids`` are those of trainer, selector and server_optimizer, where they are not the method's own.
+    """
+    made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
+    probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
+    return MethodParts(made["rule"], made["trainer"], probes, made["select"], made["server"])
+
+
+def defaults_of(entry: Method, owners: Owners) -> dict[str, Given]:
+    """Full name -> the method's own default, where ``owners`` has such a setting.
+
+    A shared quantity that the method gives no value has the default of the first part that it is declared for.
+    """
+    first = {name: registry.parameters(owners.full[full[0]])[bare(full[0])] for name, full in owners.shared.items()}
+    equal = {full: Given(name, first[name]) for name, targets in owners.shared.items() for full in targets}
+    return equal | declared(entry, owners)
+
+
+def declared(entry: Method, owners: Owners) -> dict[str, Given]:
+    """Full name -> what the method itself says, where ``owners`` has such a setting."""
+    return _declared(Owners(registry.owners(entry), entry.shared), entry.settings, owners)
+
+
+def reference_of(entry: Method, owners: Owners) -> dict[str, Given]:
+    """Full name -> what the method's reference variant implies, where ``owners`` has such a setting."""
+    declared = Owners({**registry.owners(entry), "train": Training}, entry.shared)
+    return _declared(declared, entry.reference, owners)
+
+
+def part(cls: type, settings: Mapping[str, Any]) -> Any:
+    """An instance of a part or of Training with its share of ``settings`` by their own names; raises UserError."""
+    known = registry.parameters(cls)
+    try:
+        return cls(**{key: registry.checked(cls, key, value) for key, value in settings.items() if key in known})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> dict[str, Given]:
+    return {full: given for full, given in declared.resolved(values).items() if full in owners.full}
+
+
+def step_class(name: str) -> type[AfterStep] | None:
+    """The class of a step; None for "none"."""
+    if name == "recalibrate":
+        from fairflare.engine.after.recalibrate import Recalibrate
+
+        return Recalibrate
+    if name == "conformal":
+        from fairflare.engine.after.conformal import Conformal
+
+        return Conformal
+    return None
