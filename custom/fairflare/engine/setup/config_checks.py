@@ -28,6 +28,7 @@ from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
+from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.script import Script
@@ -245,7 +246,8 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
         raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
     if config.min_sites < LEAST:
         raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
-    for piece in (made.trainer, *made.probes):
+    pieces: tuple[Trainer | Probe, ...] = (made.trainer, *made.probes)
+    for piece in pieces:
         if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
             raise UserError(
                 f"secure_sum: {config.method} sends tensors ({names[0]}) beside the model, which it does not hide"
