@@ -29,8 +29,8 @@ from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.files import read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.site_parts import NO_STEP
 from fairflare.flare.paths import SITES, STATE
 from fairflare.flare.paths import shown as shown_braces
 from fairflare.flare.policy_file import FILES as POLICY_FILES

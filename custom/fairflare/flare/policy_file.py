@@ -14,7 +14,7 @@ from fairflare.core.validation import Entries, Range, expected
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.site_parts import NO_STEP
+from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")

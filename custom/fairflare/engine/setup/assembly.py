@@ -20,7 +20,6 @@ from fairflare.core.versions import versions
 from fairflare.engine.after.base import AfterStep
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Plain
-from fairflare.engine.aggregation.server_sums import Secure, ServerSums
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Choice
 from fairflare.engine.clinical import NOTHING, View
@@ -33,7 +32,6 @@ from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import (
     PLAIN,
-    allowed,
     benefit_reports,
     build_site,
     leaves,
@@ -48,24 +46,12 @@ from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
-from fairflare.privacy.secure_sum.keys import verified
 from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
 from fairflare.tasks.base import Task, TestSet
 from fairflare.tasks.own.script import Script
 
-__all__ = [
-    "CONFIG",
-    "Credentials",
-    "allowed",
-    "build_federation",
-    "build_site",
-    "choice_of",
-    "leaves",
-    "save_config",
-    "site_names",
-]
+__all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
 
 BESIDE = {"local": Beside.NOTHING, "sim": Beside.EVALUATION, "flare": Beside.ROUNDS}
 """Where the federation runs -> what its sites may do while the server scores."""
@@ -109,7 +95,7 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after_at_server(config, parts, view),
-        choice=choice_of(config, parts.task.metric(parts.task.headline)),
+        choice=_choice(config, parts.task.metric(parts.task.headline)),
         benefit=benefit_at_server(config, parts),
     )
 
@@ -143,33 +129,25 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
     )
 
 
-def choice_of(config: RunConfig, headline: Metric) -> Choice:
+def _choice(config: RunConfig, metric: Metric) -> Choice:
     """How the run chooses its best model."""
     shown = config.headline == "best"
-    better = headline.higher_is_better
-    return Choice(config.best_by, config.best_weight, headline.name, better, config.min_sites, shown)
+    return Choice(config.best_by, config.best_weight, metric.name, metric.higher_is_better, config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
     """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
     keep(config.init_from, folder)
-    method = registry.get_method(config.method)
+    method, task = registry.get_method(config.method), parts.task
+    script = f", script {task.module}.py" if isinstance(task, Script) else ""
     described = {
         "about": about(config, parts),
-        "title": _title(config, parts),
+        "title": composed_title(method, config.parts) + script,
         "paper": str(method.paper),
         "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),
     }
     save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
-
-
-def _title(config: RunConfig, parts: Parts) -> str:
-    """The method and the parts that are not its own, or the script that trains in their place."""
-    method = registry.get_method(config.method)
-    if isinstance(parts.task, Script):
-        return f"{composed_title(method, config.parts)}, script {parts.task.module}.py"
-    return composed_title(method, config.parts)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -189,9 +167,12 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 
 
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
-    """The server's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return Plain()
+    from fairflare.engine.aggregation.server_sums import Secure, ServerSums
+    from fairflare.privacy.secure_sum.keys import verified
+    from fairflare.privacy.secure_sum.ring import Ring
+
     context = config.sha256()
     sums = ServerSums(
         combine=combiner(config.secure_sum, own),
@@ -255,6 +236,10 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     own = {"counted": PERSONAL} if parts.counts_own else {}
+    clinical = {}
+    if view is not NOTHING:
+        event = None if view.event is None else task.classes[view.event]
+        clinical = {"clinical": {"event": event, "threshold": view.threshold}}
     if parts.has_personal or parts.rule.own_models:
         own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
     return {
@@ -270,7 +255,7 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         **({"domains": domains} if domains else {}),
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),
-        **({} if view is NOTHING else {"clinical": _clinical(task.classes, view)}),
+        **clinical,
         "group_metric": task.kind.score or task.headline,
         "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
         "numbers": {
@@ -283,10 +268,6 @@ def _shown(parts: Parts) -> tuple[str, ...]:
     """The metrics that a report says in words; every format that was written before knows what accuracy is."""
     task = parts.task
     return tuple(dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy")))
-
-
-def _clinical(classes: Sequence[str], view: View) -> dict[str, Any]:
-    return {"event": None if view.event is None else classes[view.event], "threshold": view.threshold}
 
 
 def is_scored(parts: Parts) -> bool:

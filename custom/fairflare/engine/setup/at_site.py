@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from fairflare.data.tensors import described
 from fairflare.engine.after.base import Shape
 from fairflare.engine.after.site import AfterAtSite, after_file
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart
-from fairflare.engine.aggregation.site_sums import SiteSums
 from fairflare.engine.benefit.alone import SHARE, Alone
 from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE
@@ -34,10 +34,6 @@ from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sum.ckks import new_contexts
-from fairflare.privacy.secure_sum.graph import graph_of
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
@@ -45,22 +41,9 @@ from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
+BINARY = 2
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
-
-
-def allowed(parts: Parts, secure_sum: str) -> Egress:
-    """What of that a method's parts and its task say."""
-    secret = secure_sum != NONE
-    return Egress(
-        model=parts.shared,
-        scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
-        metrics=parts.metrics,
-        groups=parts.grouping.names,
-        sealed=sealed_sizes(secure_sum, summed(parts.rule).n_terms) if secret else range(0),
-        personal=parts.has_personal,
-        tensors={} if secret else parts.sent_tensors,
-    )
 
 
 def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
@@ -70,11 +53,36 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         config: the run.
         parts: its objects.
         min_count: the fewest patients whose numbers leave; None: none do.
-        own: the site's own configuration.
+        own: the site's own configuration, if it has one.
     """
-    egress = after_may_leave(config, parts, allowed(parts, config.secure_sum))
-    least = min_count if own is None or own.clinical else None
-    return clinical_may_leave(config, parts, benefit_may_leave(config, parts, egress), least)
+    secret, step = config.secure_sum != NONE, step_of(config)
+    egress = Egress(
+        model=parts.shared,
+        scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
+        metrics=parts.metrics,
+        groups=parts.grouping.names,
+        sealed=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms) if secret else range(0),
+        personal=parts.has_personal,
+        tensors={} if secret else parts.sent_tensors,
+        benefit=benefit_reports(parts) if config.solo else (),
+        clinical=_clinical_check(view_of(config, parts), min_count) if own is None or own.clinical else None,
+    )
+    if step is None:
+        return egress
+    shape = shape_of(config, parts)
+    return dataclasses.replace(
+        egress,
+        sums=lambda sums: step.checked(sums, shape, MOST_EXAMPLES),
+        adjusted=step.reports(shape, secure=secret),
+        sealed_sums=masked_sizes(step.terms(shape)) if secret else range(0),
+    )
+
+
+def _clinical_check(view: View, min_count: int | None) -> Callable[[Any, bool], Any] | None:
+    """What raises unless given numbers of calibration and decisions that may leave; None: none may."""
+    if view is NOTHING or min_count is None:
+        return None
+    return lambda value, as_binned: view.checked(value, MOST_EXAMPLES, min_count, as_binned=as_binned)
 
 
 def build_site(
@@ -182,26 +190,14 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
 
 
 def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alone | None:
-    """How a site trains alone for what joining gives it; None where the run does not ask.
-
-    Args:
-        config: the run.
-        parts: its objects.
-        memory: the file in which the site keeps its memory; None keeps the model in the process.
-    """
+    """How a site trains alone for what joining gives it; None where the run does not ask."""
     if not config.solo:
         return None
     trainer: Trainer = parts.trainer if parts.trainer.is_alone else PlainTrainer()
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 
-def benefit_may_leave(config: RunConfig, parts: Parts, egress: Egress) -> Egress:
-    """``egress`` with what a site says of its benefit."""
-    return dataclasses.replace(egress, benefit=benefit_reports(parts)) if config.solo else egress
-
-
 def benefit_reports(parts: Parts) -> tuple[Number, ...]:
-    """The numbers that a site may report of its benefit."""
     task = parts.task
     return reports(task.measures, task.group_measures, parts.grouping.names, lambda name: task.metric(name).range)
 
@@ -216,29 +212,12 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
 
 
 def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory: Path | None) -> AfterAtSite | None:
-    """A site's side."""
+    """A site's side of the step after the last round; None: there is none."""
     step = step_of(config)
     if step is None:
         return None
     path = None if memory is None else after_file(memory)
     return AfterAtSite(step, shape_of(config, parts), min_count, path, config.secure_sum != NONE)
-
-
-def after_may_leave(config: RunConfig, parts: Parts, egress: Egress) -> Egress:
-    """``egress`` with what the step sends."""
-    step = step_of(config)
-    if step is None:
-        return egress
-    shape, secure = shape_of(config, parts), config.secure_sum != NONE
-    return dataclasses.replace(
-        egress,
-        sums=lambda sums: step.checked(sums, shape, MOST_EXAMPLES),
-        adjusted=step.reports(shape, secure=secure),
-        sealed_sums=masked_sizes(step.terms(shape)) if secure else range(0),
-    )
-
-
-BINARY = 2
 
 
 def view_of(config: RunConfig, parts: Parts) -> View:
@@ -259,20 +238,9 @@ def event_of(task: Task) -> int | None:
 
 
 def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
-    """A site's part; None where there is nothing to say."""
+    """What the site says of calibration and decisions; None: nothing."""
     view = view_of(config, parts)
     return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
-
-
-def clinical_may_leave(config: RunConfig, parts: Parts, egress: Egress, min_count: int | None) -> Egress:
-    """``egress`` with what a site of this minimum sends."""
-    view = view_of(config, parts)
-    if view is NOTHING or min_count is None:
-        return egress
-    check = view.checked
-    return dataclasses.replace(
-        egress, clinical=lambda value, as_binned: check(value, MOST_EXAMPLES, min_count, as_binned=as_binned)
-    )
 
 
 def _cells(grouping: Grouping) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -294,9 +262,13 @@ def summed(rule: Rule) -> SummedRule:
 
 
 def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials) -> SitePart:
-    """A site's part of the run's aggregation."""
     if config.secure_sum == NONE:
         return PlainAtSite()
+    from fairflare.engine.aggregation.site_sums import SiteSums
+    from fairflare.privacy.secure_sum.graph import graph_of
+    from fairflare.privacy.secure_sum.keys import PairwiseKeys
+    from fairflare.privacy.secure_sum.ring import Ring
+
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)
     scheme = number_scheme(config.secure_sum, keys, own)
@@ -309,6 +281,8 @@ def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
     """The sites' and the server's for a run on one machine."""
     if config.secure_sum != "ckks":
         return Credentials(), Credentials()
+    from fairflare.privacy.secure_sum.ckks import new_contexts
+
     at_site, at_server = new_contexts()
     # Not lambdas: the sites' go to processes that may have been spawned.
     return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))

@@ -12,18 +12,27 @@ from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
 from fairflare.core.registry import Method
-from fairflare.core.settings import Given, Owners, bare, owner_of
+from fairflare.core.settings import Given, Owners, bare, owned, owner_of
 from fairflare.core.types import Round, Training
 from fairflare.data.grouping import LABEL
 from fairflare.data.grouping import NONE as UNGROUPED
 from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.method_parts import declared, defaults_of, method_parts, part, reference_of
+from fairflare.engine.setup.method_parts import (
+    NO_STEP,
+    PART_KEYS,
+    STEPS,
+    declared,
+    defaults_of,
+    method_parts,
+    part,
+    reference_of,
+    step_class,
+)
 from fairflare.engine.setup.parts import named
-from fairflare.engine.setup.plans import NOTHING, plan_for
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
-from fairflare.engine.setup.site_parts import NO_STEP, PART_KEYS, STEPS, step_class, without_weights
+from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST
@@ -31,8 +40,6 @@ from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.script import Script
-from fairflare.tasks.own.tabular import Tabular
-from fairflare.tasks.planning import AGAIN
 
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
@@ -74,10 +81,10 @@ def make_config(
     given = _given(owners, layers, rounds, sites)
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
-    filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
+    filled = {owner: _made(cls, _checked(owners, owner, found)) for owner, cls in classes.items()}
     built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
     made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
-    own = _values(given, "run")
+    own = owned({full: one.value for full, one in given.items()}, "run")
     run = {} if made["rule"].own_models or not made["trainer"].is_shared or own.get("secure_sum", NONE) != NONE else run
     return checked_config(
         RunConfig(
@@ -89,7 +96,7 @@ def make_config(
             options=dataclasses.asdict(built),
             training=training,
             after=step,
-            after_settings=_filled(owners, "after", after, given) if after else {},
+            after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
             **_run_choices(built, made["select"], _chosen_round(run, own) | own),
@@ -133,6 +140,9 @@ def _data_and_training(
     usual = dataclasses.asdict(cls.presets[preset].training)
     if not issubclass(cls, OwnData):
         return tasks.load(cls.name, preset, **options), _made(Training, usual | trained), {}
+    from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
+    from fairflare.tasks.own.tabular import Tabular
+    from fairflare.tasks.planning import AGAIN
 
     learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
     chosen = learned if planned else NOTHING
@@ -157,10 +167,6 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
     owners = Owners({"after": after})
     settings = _made(after, _checked(owners, "after", owners.resolved(values)))
     return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
-
-
-def _values(given: Mapping[str, Given], owner: str) -> dict[str, Any]:
-    return {bare(full): one.value for full, one in given.items() if owner_of(full) == owner}
 
 
 def _wants_reference(given: Mapping[str, Given]) -> bool:
@@ -188,12 +194,8 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
     return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}
 
 
-def _filled(owners: Owners, owner: str, cls: type, found: Mapping[str, Given]) -> dict[str, Any]:
-    """Every setting of one owner: what was found for it, defaults for the rest."""
-    return _made(cls, _checked(owners, owner, found))
-
-
 def _made(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of one owner: what was found for it, defaults for the rest."""
     return dataclasses.asdict(part(cls, values))
 
 
@@ -260,18 +262,14 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
 
 def composed_title(method: Method, ids: Mapping[str, str]) -> str:
     """The method's title, with the parts that are not its own: "FedHEAL, trainer moon"."""
-    own = [kind for kind in PART_KEYS if ids[kind] == getattr(method, kind)]
-    return ", ".join(
-        [method.title, *(f"{kind.replace('_', ' ')} {ids[kind]}" for kind in PART_KEYS if kind not in own)]
-    )
+    others = (kind for kind in PART_KEYS if ids[kind] != getattr(method, kind))
+    return ", ".join([method.title, *(f"{kind.replace('_', ' ')} {ids[kind]}" for kind in others)])
 
 
 def _home(rule: str) -> Method:
     """The method that a rule is the rule of: of its own name, or the first that has it."""
     registry.get_rule(rule)
-    methods = registry.methods()
-    found = [entry for id, entry in methods.items() if entry.rule == rule and id == rule]
-    found += [entry for entry in methods.values() if entry.rule == rule]
+    found = sorted((one for one in registry.methods().values() if one.rule == rule), key=lambda one: one.id != rule)
     if not found:
         raise UserError(f"rule {rule}: expected a rule that a method has")
     return found[0]
@@ -322,10 +320,10 @@ def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     return config if solo == config.solo else checked_config(replace(config, solo=solo))
 
 
-METHOD = "fedavg"
-"""Which method trained the model does not matter any more: nothing is trained, and the model is one for all."""
-ACCEPTED = ["outsized"]
-"""How many cases a site has weighs nothing here."""
+EVALUATED_AS = "fedavg"
+"""The method of a run that only evaluates: nothing is trained, and the model is one for all."""
+NO_MATTER = ["outsized"]
+"""What preflight finds that an evaluation accepts: how many cases a site has weighs nothing there."""
 
 
 def evaluation_of(
@@ -357,7 +355,9 @@ def evaluation_of(
     if own:
         options |= {"datalists": datalists, "site_names": ",".join(sites)}
     names = {"site_names": ",".join(sites)} if own else {}
-    base = make_config(METHOD, f"{config.task}:{config.preset}", values={f"task.{k}": v for k, v in names.items()})
+    base = make_config(
+        EVALUATED_AS, f"{config.task}:{config.preset}", values={f"task.{k}": v for k, v in names.items()}
+    )
     return checked_config(
         dataclasses.replace(
             base,
@@ -370,7 +370,7 @@ def evaluation_of(
             min_sites=1,
             task_timeout=config.task_timeout,
             threshold=config.threshold,
-            accept=ACCEPTED,
+            accept=NO_MATTER,
             code=config.code,
             init_from=init_from,
             solo=False,

@@ -77,13 +77,7 @@ class LocalSites:
     """
 
     def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1) -> None:
-        """
-        Args:
-            config: the run.
-            folder: where the sites keep their memories.
-            parts: those of ``config``.
-            workers: processes that the sites are spread over; 1: none beside this one, as for a stacked run.
-        """
+        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run."""
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
         at_site, self.at_server = new_credentials(config)
@@ -118,17 +112,7 @@ def local_sites(
     on_site: Callable[[str], None],
     tell: Callable[[str, Finding], None],
 ) -> dict[str, Site]:
-    """Those sites of a run on this machine that live in one process; see ``run_local``.
-
-    Args:
-        config: the run.
-        folder: its own.
-        credentials: the sites'.
-        parts: those of ``config``; None builds them, in a process that has none.
-        names: the sites.
-        on_site: called with each site before its data are read.
-        tell: called with what preflight finds at each site.
-    """
+    """The sites ``names`` of a run, which live in one process; it builds ``parts`` where it is given none."""
     parts, sites = parts or build_parts(config, at_site=True), {}
     known = site_of_client(config, parts.task)
     training = [name for name in known if name != config.leave_out]
@@ -176,12 +160,7 @@ class Ended:
 
 
 def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
-    """What the log says of the step that ``config`` names; the sites keep what they fit in ``folder``.
-
-    Args:
-        config: of the run, with the step.
-        folder: the run's.
-        ended: what it left.
+    """What the log says of the step that ``config`` names; the sites keep what they fit in the run's ``folder``.
 
     Raises:
         UserError: the sites have personal models, which are theirs and not in the folder's model.
@@ -198,11 +177,6 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
 
 def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
     """What the log says of what joining gave each site, which trains alone now; its model stays in ``folder``.
-
-    Args:
-        config: of the run, with ``solo``.
-        folder: the run's.
-        ended: what it left.
 
     Raises:
         UserError: the sites have personal models, or this machine makes another initial model than the run's.

@@ -48,13 +48,7 @@ SHOWN = 3
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
-    """Task, rule within the run's bounds, the probes that the rule wants, and the network.
-
-    Args:
-        config: the run.
-        at_site: True where the network only ever holds received models: given weights, which are a file of the
-            server's machine, are not looked for.
-    """
+    """``site_parts`` with the rule within the run's bounds; ``at_site``: they start from no given weights."""
 
     def begin(network: nn.Module, trainer: Trainer) -> Origin | None:
         if not config.init_from:

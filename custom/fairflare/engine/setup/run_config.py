@@ -27,40 +27,12 @@ from fairflare.core.validation import (
 )
 from fairflare.engine.choices import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.site_parts import NO_STEP, PART_KEYS, STEPS
+from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
 
 FORMAT = 2
-RUN_KEYS = (
-    "min_sites",
-    "threads",
-    "group_by",
-    "min_count",
-    "leave_out",
-    "clients",
-    "federation",
-    "task_timeout",
-    "stacked",
-    "min_responses",
-    "grace",
-    "secure_sum",
-    "mask_neighbours",
-    "mask_bits",
-    "max_norm_ratio",
-    "threshold",
-    "clip_updates",
-    "clip_at",
-    "clip_memory",
-    "cap_weights",
-    "best_by",
-    "best_weight",
-    "headline",
-    "accept",
-    "solo",
-    "init_from",
-)
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
 
@@ -217,6 +189,16 @@ class RunConfig:
         """Hash of the canonical JSON, but for what a job that continues the run may have otherwise."""
         choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
+
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation"}
+"""Fields that are no settings of a run, but what it is made of."""
+RUN_KEYS = tuple(
+    field.name
+    for field in dataclasses.fields(RunConfig)
+    if field.name not in {*BESIDE, *PART_KEYS, "after", "after_settings"}
+)
+"""Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
 
 
 def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects that a configuration names: a method's parts, the task and the network, as a site builds them."""
+"""The objects that a configuration names, as a site builds them: it bounds no update and reads no given weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -20,12 +20,8 @@ from fairflare.core.slots import Slot, slots_of
 from fairflare.core.types import Need, Number, Outline, StateDict
 from fairflare.data.grouping import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
-from fairflare.engine.after.conformal import Conformal
-from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.method_parts import (
-    method_parts,
-)
+from fairflare.engine.setup.method_parts import method_parts, part, step_class
 from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
 from fairflare.server_optimizers.base import Add, ServerOptimizer
@@ -36,13 +32,6 @@ from fairflare.trainers.base import Trainer
 if TYPE_CHECKING:
     from fairflare.engine.setup.parts import Origin
     from fairflare.engine.setup.run_config import RunConfig
-
-
-PART_KEYS = ("trainer", "selector", "server_optimizer")
-"""The parts of a method that a user may replace."""
-NO_STEP = "none"
-_CLASSES: dict[str, type[AfterStep]] = {"recalibrate": Recalibrate, "conformal": Conformal}
-STEPS = (NO_STEP, *_CLASSES)
 
 
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]
@@ -173,16 +162,10 @@ def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:
-    """The probes that report something the rule or the trainer's server half uses.
-
-    Args:
-        rule: the server's.
-        probes: the method's.
-        outline: of the run.
-        trainer: the sites', which may send numbers and tensors itself.
+    """Those of a method's ``probes`` that report something the rule or the trainer's server half uses.
 
     Raises:
-        UserError: something that the rule wants is reported by none.
+        UserError: something that the rule wants is reported by none, nor sent by the trainer.
     """
     sent = [spec.name for spec in trainer.sends]
     reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
@@ -196,22 +179,12 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     )
 
 
-def step_class(name: str) -> type[AfterStep] | None:
-    """The class of a step; None for "none"."""
-    return _CLASSES.get(name)
-
-
 def step_of(config: RunConfig) -> AfterStep | None:
     """The run's step; None: there is none."""
     cls = step_class(config.after)
-    if cls is None:
-        return None
-    try:
-        return cls(**config.after_settings)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"after: {error}") from None
+    return None if cls is None else cast("AfterStep", part(cls, config.after_settings))
 
 
 def shape(task: Task, groups: tuple[str, ...]) -> Shape:
-    """The same of a task whose sites tell ``groups`` apart."""
+    """What server and sites know alike of a task whose sites tell ``groups`` apart."""
     return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)
