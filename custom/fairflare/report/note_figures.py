@@ -64,7 +64,9 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
         rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
         curve(axes, numbers, found[name], color=GREY, linewidth=1, label=rest if i == 0 else None)
     for name, (colour, role) in roles.items():
-        curve(axes, numbers, found[name], color=colour, linewidth=2, label=_named(name, role))
+        curve(
+            axes, numbers, found[name], color=colour, linewidth=2, label=f"{short(name, 38)}, {role}" if name else role
+        )
     _equal(axes.axhline, section, len(found))
     if section["mark_above"] and section["usual"]:
         limit = section["mark_above"] * section["usual"]
@@ -72,7 +74,8 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
     _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
     quantity = _quantity(section)
     axes.set_ylabel(quantity if len(quantity) <= HIGH else short(section["unit"] or section["label"], HIGH))
-    legend(figure, axes, columns=_columns(axes))
+    long = any(len(label) > LONG for label in axes.get_legend_handles_labels()[1])
+    legend(figure, axes, columns=1 if long else 2)
     if section["mark_above"]:
         return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
     return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
@@ -80,12 +83,12 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
 
 def _bars(figure: Figure, summary: Json, section: Json) -> str | None:
     roles, rows = _roles(summary, section), section["rows"]
-    shown = [(row["name"] or section["label"], row[section["over"]], _bar_colour(roles, row["name"])) for row in rows]
+    colours = {name: colour for name, (colour, _) in roles.items() if colour in (RED, BLUE)}
+    shown = [(row["name"] or section["label"], row[section["over"]], colours.get(row["name"], GREY)) for row in rows]
     axes = bars(figure, shown, digits(value for _, value, _ in shown))
     _from_zero(axes.set_xlim, [value for _, value, _ in shown])
     _equal(axes.axvline, section, len(rows))
-    axes.set_xlabel(f"{_quantity(section)}\n({_when(section)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
     return f"{section['label']}, {_when(section)}: {_ends(value for _, value, _ in shown)}"
 
 
@@ -120,11 +123,6 @@ def _roles(summary: Json, section: Json) -> Roles:
     return roles
 
 
-def _bar_colour(roles: Roles, name: str) -> str:
-    colour, _ = roles.get(name, (GREY, ""))
-    return colour if colour in (RED, BLUE) else GREY
-
-
 def _equal(line: Any, section: Json, n: int) -> None:
     if section["shares"] and n > 1:
         line(1 / n, color=DARK, linewidth=1.2, linestyle=DASHES, label="equal shares")
@@ -136,14 +134,6 @@ def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
     low, high = min(0.0, *known), max(0.0, *known)
     room = 0.05 * (high - low) or 0.05
     limit(low - (room if low < 0 else 0), high + room)
-
-
-def _columns(axes: Axes) -> int:
-    return 1 if any(len(label) > LONG for label in axes.get_legend_handles_labels()[1]) else 2
-
-
-def _named(name: str, role: str) -> str:
-    return f"{short(name, 38)}, {role}" if name else role
 
 
 def _quantity(section: Json) -> str:

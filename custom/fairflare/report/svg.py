@@ -84,8 +84,12 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
     return _element(buffer.getvalue(), key, title)
 
 
-def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
-    """The legend below the axes, where no line can run through it."""
+def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 2) -> None:
+    """Titles of the axes, and the legend below these, where no line can run through it."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
