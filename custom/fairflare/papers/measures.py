@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairflare.report import fairness
-from fairflare.report.agreement import agreement, leave_one_out_shares
+from fairflare.report.contribution import agreement, leave_one_out_shares
 from fairflare.report.groups import harmonic
 from fairflare.report.values import number
 

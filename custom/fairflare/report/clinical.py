@@ -12,9 +12,8 @@ from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
-from fairflare.report.audit_reader import Entry, Trail
+from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.quantities import SUMMARISED
 from fairflare.report.values import number
 
 Json = dict[str, Any]

@@ -24,8 +24,7 @@ from fairflare.report.deployed_model import (
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.numbers import number_sections
-from fairflare.report.rows import contributions, round_row, site_rows
+from fairflare.report.rows import contributions, number_sections, round_row, site_rows
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -57,10 +56,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         per site), contributions, test_sets, preflight, learned and personal (see there), after
         (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
-        groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
+        groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
+        too; chosen: only of a run that chooses its best model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
 
@@ -251,15 +250,10 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "task": f"{summary['task']['id']}:{summary['task']['preset']}",
             "seed": summary["seed"],
             "rounds": summary["rounds_done"],
-            "env": summary["env"],
-            "status": summary["status"],
-            "reason": summary["reason"],
+            **{key: summary[key] for key in ("env", "status", "reason")},
             "sites": _sites_json(summary, entries),
             "fairness": {
-                "metric": fairness["metric"],
-                "mean": fairness["mean"],
-                "std": fairness["std"],
-                "std_sample": fairness["std_sample"],
+                **{key: fairness[key] for key in ("metric", "mean", "std", "std_sample")},
                 "worst": fairness["worst"]["value"],
                 "worst_site": fairness["worst"]["site"],
                 "best": fairness["best"]["value"],
