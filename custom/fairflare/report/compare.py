@@ -288,7 +288,7 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         without ``solo``;
         benefit: see there.
     """
-    metrics = [site_metrics(run) for run in runs]
+    metrics, sets = [site_metrics(run) for run in runs], [test_set_metrics(run) for run in runs]
     names = list(metrics[0])
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
@@ -297,7 +297,7 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         },
         "domains": _over([domain_values(run) for run in runs]),
         "domains_of": domains_are(runs[0]),
-        "test_sets": _nested([test_set_metrics(run) for run in runs]),
+        "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
         "cost": {name: _over([costs(run) for run in runs])[name] for name in COSTS},
         "joining": joining(runs, everyone),
@@ -400,7 +400,3 @@ def _served(run: Json) -> dict[str, float | None]:
 
 def _over(rows: Sequence[Mapping[str, float | None]]) -> Json:
     return {name: mean_ci(row.get(name) for row in rows) for name in rows[0]}
-
-
-def _nested(rows: Sequence[Mapping[str, Mapping[str, float | None]]]) -> Json:
-    return {name: _over([row.get(name, {}) for row in rows]) for name in rows[0] if rows[0][name]}

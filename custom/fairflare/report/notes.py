@@ -48,22 +48,21 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     found = series(trail.rounds, about)
     if not found:
         return None
-    rows = [_row(name, [v for v in values if v is not None]) for name, values in found.items()]
-    section = {**about, "rounds": max(len([v for v in v_ if v is not None]) for v_ in found.values()), "rows": rows}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    rows = [
+        {"name": name, "first": v[0], "last": v[-1], "mean": sum(v) / len(v), "median": median(v)}
+        for name, v in known.items()
+    ]
+    section = {**about, "rounds": max(map(len, known.values())), "rows": rows}
     if note.mark_above:
         section["usual"] = _mark(rows, note.mark_above)
     if note.shares and note.per == "site":
         for row in rows:
             row["data_share"] = number(data_shares.get(row["name"]))
-        known = [row for row in rows if row["data_share"] is not None]
-        last, data = ({row["name"]: row[key] for row in known} for key in ("last", "data_share"))
+        held = [row for row in rows if row["data_share"] is not None]
+        last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
         section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
-
-
-def _row(name: str, values: Sequence[float]) -> Json:
-    mean = sum(values) / len(values)
-    return {"name": name, "first": values[0], "last": values[-1], "mean": mean, "median": median(values)}
 
 
 def _mark(rows: Sequence[Json], factor: float) -> float:

@@ -131,13 +131,14 @@ def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:
 
 def _identity(config: Json, about: Json, trail: Trail) -> Json:
     training, settings = config.get("training") or {}, config.get("settings")
+    step = config.get("after") or "none"
     return {
         "method": {
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
             "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
-            "after": _step_of(config),
+            "after": None if step == "none" else {"step": step, **(config.get("after_settings") or {})},
         },
         "task": {
             "id": config.get("task"),
@@ -151,12 +152,6 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         **{key: config.get(key) for key in ("min_responses", "grace")},
         **({"init_from": config["init_from"][:SHOWN_HASH]} if config.get("init_from") else {}),
     }
-
-
-def _step_of(config: Json) -> Json | None:
-    """Name and settings of the step after the last round that is a part of the run; None: none is."""
-    name = config.get("after") or "none"
-    return None if name == "none" else {"step": name, **(config.get("after_settings") or {})}
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
@@ -177,7 +172,7 @@ def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
 def _metric_means(rows: Sequence[Json]) -> Json:
     """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
     names = sorted({name for row in rows for name in row["metrics"]})
-    return {name: mean({row["name"]: row["metrics"].get(name) for row in rows}) for name in names}
+    return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
 
 
 def _provenance(config: Json, trail: Trail) -> Json:

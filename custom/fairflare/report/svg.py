@@ -171,14 +171,10 @@ def ranked(figure: Figure, values: Sequence[float]) -> Axes:
 def band(axes: Axes, numbers: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
     """Over rounds, the range that holds the middle 90 % of each round's values, and the middle 50 %; gaps without."""
     for low, high, alpha in ((0.05, 0.95, 0.35), (0.25, 0.75, 0.6)):
-        known = [sorted(value for value in row if value is not None) for row in rows]
-        ends = [[_quantile(row, q) for row in known] for q in (low, high)]
+        known = [sorted(value for value in row if value is not None) or [float("nan")] for row in rows]
+        ends = [[row[round(q * (len(row) - 1))] for row in known] for q in (low, high)]
         label = f"middle {high - low:.0%} of the other sites"
         axes.fill_between(numbers, ends[0], ends[1], color=GREY, alpha=alpha, linewidth=0, label=label)
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    return ordered[round(q * (len(ordered) - 1))] if ordered else float("nan")
 
 
 def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:
