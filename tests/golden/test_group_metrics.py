@@ -10,8 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.report import contribution as agreement
-from fairflare.report import fairness, groups
+from fairflare.report import agreement, fairness, groups
 from golden import folder
 
 METRICS = json.loads((folder() / "metrics.json").read_text())

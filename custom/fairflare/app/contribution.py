@@ -26,15 +26,8 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig, checked_config, make_config
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
-from fairflare.report.contribution import (
-    agreements,
-    coalitions,
-    contribution_tables,
-    joining_orders,
-    leave_one_out_shares,
-    over_seeds,
-    shapley_of,
-)
+from fairflare.report.agreement import agreements, leave_one_out_shares
+from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import machine, write_tables
 
