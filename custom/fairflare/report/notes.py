@@ -49,7 +49,7 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     if not found:
         return None
     known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    rows = [
+    rows: list[Json] = [
         {"name": name, "first": v[0], "last": v[-1], "mean": sum(v) / len(v), "median": median(v)}
         for name, v in known.items()
     ]
