@@ -184,7 +184,7 @@ def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
 
 def printed(each: str, over: str, mean: str, ddof: int) -> tuple[Column, ...]:
     """A column for each site or domain, their mean and their standard deviation, in per cent."""
-    of = {"digits": 2, "scale": 100}
+    of: dict[str, Any] = {"digits": 2, "scale": 100}
     return (
         Column(each, each, f"{each}s", **of),
         Column("mean", mean, over, {"which": "mean"}, **of),

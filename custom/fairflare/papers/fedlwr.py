@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fairflare.papers.declaration import Column, Data, Row, Table, figure, on, panels, paper, printed, table
+from fairflare.papers.declaration import Column, Data, Exhibit, Row, Table, figure, on, panels, paper, printed, table
 from fairflare.papers.fedce import FEDAVG, FEDERATED, MULTI, SUM, UNKNOWN
 
 PROSTATE = Data(
@@ -37,6 +37,11 @@ ABLATION = (
 )
 
 
+def results(number: str, title: str, words: str, data: Data) -> Exhibit:
+    """One of the two tables of results."""
+    return table(number, title, words, METHODS, on(PRINTED, data), note=f"{METRIC} {UNKNOWN}")
+
+
 def over_rounds(which: str, words: str) -> Table:
     title = f"Dice of the received model on the validation splits, {words}"
     blocks = on((Column("round", "round", "rounds", {"which": which}),), PROSTATE)
@@ -46,22 +51,8 @@ def over_rounds(which: str, words: str) -> Table:
 PAPER = paper(
     "fedlwr",
     "Fed-LWR (Yan et al., A New Perspective to Boost Performance Fairness, MICCAI 2024)",
-    table(
-        "1",
-        "Methods on prostate MRI",
-        "Methods on six scanners",
-        METHODS,
-        on(PRINTED, PROSTATE),
-        note=f"{METRIC} {UNKNOWN}",
-    ),
-    table(
-        "2",
-        "Methods on retinal fundus images",
-        "Methods on the cameras",
-        METHODS,
-        on(PRINTED, RIF),
-        note=f"{METRIC} {UNKNOWN}",
-    ),
+    results("1", "Methods on prostate MRI", "Methods on six scanners", PROSTATE),
+    results("2", "Methods on retinal fundus images", "Methods on the cameras", RIF),
     table(
         "3",
         "Fed-LWR's similarity and its layers",

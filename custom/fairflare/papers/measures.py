@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fairflare.report import fairness
 from fairflare.report.agreement import agreement, leave_one_out_shares
@@ -64,14 +64,15 @@ class Beside:
 
 Measured = float | list[float | None] | None
 Measure = Callable[..., Measured | Mapping[str, Measured]]
+F = TypeVar("F", bound=Callable[..., Any])
 MEASURES: dict[str, Measure] = {}
 """Name -> function of (run, beside, further arguments by name)."""
 
 
-def measure(name: str) -> Callable[[Measure], Measure]:
+def measure(name: str) -> Callable[[F], F]:
     """Give a function the name that declarations use."""
 
-    def named(function: Measure) -> Measure:
+    def named(function: F) -> F:
         MEASURES[name] = function
         return function
 

@@ -13,9 +13,8 @@ from fairflare.report.values import in_order, number
 Entry = Mapping[str, Any]
 PERSONAL = "personal"
 """What stands in the log for results of sites' own models, and in config.json for what a run's results are of."""
-
-CLINICAL = "clinical"
-"""What stands there for calibration and decisions."""
+CLINICAL, SUMMARISED = "clinical", ("calibration", "brier", "ece")
+"""What stands there for calibration and decisions, and what of it a summary over sites has."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Trail
-from fairflare.report.values import higher_is_better, label, number, signed, text
+from fairflare.report.values import higher_is_better, label, number, signed, text, with_interval
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -122,12 +122,6 @@ def over_methods(comparison: Mapping[str, Any]) -> list[str]:
 def _named(rows: Sequence[Json], best: bool) -> str:
     """The sites furthest from zero with their intervals, in brackets; "" without any."""
     ordered = sorted(rows, key=lambda row: (-row["benefit"] if best else row["benefit"], row["site"]))
-    shown = [f"{row['site']}: {with_ends(row)}" for row in ordered[:MOST_NAMED]]
+    shown = [f"{row['site']}: {with_interval(row, 'benefit')}" for row in ordered[:MOST_NAMED]]
     more = [f"{len(ordered) - MOST_NAMED} more"] if len(ordered) > MOST_NAMED else []
     return f" ({'; '.join(shown + more)})" if shown else ""
-
-
-def with_ends(row: Mapping[str, Any], digits: int = 3) -> str:
-    """ "+0.050 [+0.010, +0.090]": a benefit and its interval, where it has one."""
-    ends = "" if row["low"] is None else f" [{signed(row['low'], digits)}, {signed(row['high'], digits)}]"
-    return f"{signed(row['benefit'], digits)}{ends}"

@@ -12,9 +12,8 @@ from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
-from fairflare.report.audit_reader import Entry, Trail
+from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.quantities import SUMMARISED
 from fairflare.report.values import number
 
 Json = dict[str, Any]
@@ -113,7 +112,8 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
     where = f"/{cell}" if cell else ""
     if f"n{where}" not in numbers:
         return None
-    means = {name: _with_ends(numbers, name, where) for name in MEANS}
+    keys = {"value": "", "low": ".low", "high": ".high"}
+    means = {m: {key: number(numbers.get(f"{m}{end}{where}")) for key, end in keys.items()} for m in MEANS}
     counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
     bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
     return {
@@ -125,11 +125,6 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
         "curve": _curve(bins),
         "decisions": _decisions(bins, fitted),
     }
-
-
-def _with_ends(numbers: Numbers, name: str, where: str) -> Json:
-    ends = {end: number(numbers.get(f"{name}.{end}{where}")) for end in ("low", "high")}
-    return {"value": number(numbers.get(name + where)), **ends}
 
 
 def _rates(n: float, counts: Mapping[str, float | None]) -> Json:

@@ -145,12 +145,8 @@ def _make(run: Json) -> Json:
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
     parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
     given = {"init_from": run["init_from"]} if run.get("init_from") else {}
-    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **_after(method), **given}
-
-
-def _after(method: Json) -> Json:
-    step = method.get("after") or {}
-    return {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in step.items()}
+    step = {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in (method.get("after") or {}).items()}
+    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **step, **given}
 
 
 def _distinguished(own: Json, keys: Sequence[str]) -> list[str]:

@@ -251,9 +251,10 @@ def elsewhere(comparison: Json) -> Table | None:
         return None
     higher = comparison["higher_is_better"]
     kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
+    names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
     columns = [
-        Column(f"{i}-{kind}", title, group=_options(one["options"]), better=_better(better_higher(kind, higher)))
-        for i, one in enumerate(found)
+        Column(f"{i}-{kind}", title, group=name, better=_better(better_higher(kind, higher)))
+        for i, name in enumerate(names)
         for kind, title in kinds.items()
     ]
     rows = _down(
@@ -353,10 +354,6 @@ def _key(place: int) -> str:
 
 def _better(higher: bool) -> Better:
     return "higher" if higher else "lower"
-
-
-def _options(options: Json) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in options.items())
 
 
 def _metric(comparison: Json) -> str:

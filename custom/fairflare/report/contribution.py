@@ -13,13 +13,7 @@ from typing import Any
 
 from fairflare.functional import shapley as functional
 from fairflare.functional.shapley import Coalition
-from fairflare.report.agreement import (
-    agreements,
-    clipped_shares,
-    leave_one_out_shares,
-    sampled_shapley,
-    shapley,
-)
+from fairflare.report.agreement import agreements, clipped_shares, leave_one_out_shares, sampled_shapley, shapley
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.table_files import Cell, Column, Form, Row, Table
@@ -81,7 +75,9 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
         }
         for site in sites
     }
-    return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": _agreement(found, labels)}
+    kinds = ("leave_one_out", "shapley")
+    agreed = {label: {kind: _measures(found, label, kind) for kind in kinds} for label in labels}
+    return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": agreed}
 
 
 def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
@@ -151,10 +147,6 @@ def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
         }
         for site in sites
     }
-
-
-def _agreement(found: Sequence[Json], labels: Sequence[str]) -> Json:
-    return {label: {kind: _measures(found, label, kind) for kind in ("leave_one_out", "shapley")} for label in labels}
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:

@@ -159,6 +159,10 @@ def _shared_and_own(site: str, splits: Mapping[str, Any], headline: str) -> Json
     return {"site": site, **values, "difference": difference, **own_metrics, "intervals": intervals_of(own)}
 
 
+def _whose(results: Mapping[str, Any] | None, own: bool) -> Mapping[str, Any]:
+    return ((results or {}).get(PERSONAL) if own else results) or {}
+
+
 def _headline_of(splits: Mapping[str, Any], split: str, headline: str) -> float | None:
     return number((splits.get(split) or {}).get(headline))
 
@@ -197,7 +201,7 @@ def chosen_section(
     last = trail.evaluation.get("sites") or {}
     results = {"best": line["sites"] or last, "last": last}
     test = {
-        kind: {site: _tested(found.get(site), headline, line["own"]) for site in sites}
+        kind: {site: _headline_of(_whose(found.get(site), line["own"]), "test", headline) for site in sites}
         for kind, found in results.items()
     }
     rows = [_both_scores(site, val, test) for site in sites]
@@ -229,8 +233,3 @@ def _both_scores(
         "last": last,
         "difference": None if best is None or last is None else best - last,
     }
-
-
-def _tested(results: Mapping[str, Any] | None, headline: str, own: bool) -> float | None:
-    found = (results or {}).get(PERSONAL) if own else results
-    return number(((found or {}).get("test") or {}).get(headline))

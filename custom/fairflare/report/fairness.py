@@ -10,7 +10,7 @@ Table IV) and in Fed-LWR; FedCE, FedHEAL and FedUFO print the sample one (ddof 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fairflare.report.values import natural, number
@@ -28,14 +28,14 @@ def finite(values: Values) -> dict[str, float]:
     return {site: value for site, value in found.items() if value is not None}
 
 
-def mean(values: Values) -> float | None:
+def mean(values: Values | Iterable[float | None]) -> float | None:
     """Unweighted mean over sites: every hospital counts once, however large."""
-    return _mean(finite(values).values())
+    return _mean(_known(values))
 
 
-def std(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
+def std(values: Values | Iterable[float | None], ddof: Literal[0, 1] = 0) -> float | None:
     """Standard deviation over sites, >= 0; None where fewer than ddof + 1 sites have a value."""
-    return _std(finite(values).values(), ddof)
+    return _std(_known(values), ddof)
 
 
 def variance(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
@@ -155,7 +155,7 @@ def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, fl
 
     if not 0 < level < 1:
         raise ValueError(f"expected 0 < level < 1, got {level}")
-    known = [value for value in map(number, values) if value is not None]
+    known = _known(values)
     centre, spread = _mean(known), _std(known, ddof=1)
     if centre is None or spread is None:
         return {"mean": centre, "low": None, "high": None, "n": len(known)}
@@ -190,13 +190,16 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
+def _known(values: Values | Iterable[float | None]) -> list[float]:
+    held = values.values() if isinstance(values, Mapping) else values
+    return [value for value in map(number, held) if value is not None]
+
+
+def _mean(known: Sequence[float]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _std(values: Iterable[float], ddof: int) -> float | None:
-    known = list(values)
+def _std(known: Sequence[float], ddof: int) -> float | None:
     centre = _mean(known)
     if centre is None or len(known) <= ddof:
         return None

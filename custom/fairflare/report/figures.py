@@ -58,8 +58,7 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
         axes = bars(figure, [(row["site"], row["value"], colours.get(row["site"], GREY)) for row in rows])
         whiskers(axes, [row["intervals"].get(summary["headline"]) for row in rows])
     _mean_line(axes, fairness)
-    axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split, {_model(summary)})")
     return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
 
@@ -78,8 +77,7 @@ def personal_points(figure: Figure, summary: Json) -> str | None:
     axes.plot([row["personal"] for row in rows], places, "D", color=PURPLE, label="personal model")
     axes.set_yticks(places, [short(row["site"]) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split, {_model(summary)})")
     shared, personal = (text(own[kind]["mean"]) for kind in ("shared", "personal"))
     return f"{capital(metric)}, mean over sites: shared {shared}, personal {personal}"
 
@@ -111,8 +109,7 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     values = [row["metric"].get(lowest) for row in rounds]
     curve(axes, numbers, values, color=RED, linewidth=2, label=f"{short(lowest)}, {role}")
     curve(axes, numbers, [row["mean"] for row in rounds], color=BLUE, linewidth=2, label="mean of accepted sites")
-    axes.set_ylabel(f"{metric}, validation")
-    legend(figure, axes)
+    legend(figure, axes, y=f"{metric}, validation")
     return f"{capital(metric)} over rounds: mean {text(means[0])} to {text(means[-1])}"
 
 
@@ -133,12 +130,8 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
             axes.axhline(row["data_share"], color=colour, linewidth=1.2, linestyle=DASHES)
     if picked:
         axes.plot([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="share of the examples")
-    left_out = [row["round"] for row in rounds if row["rejected"]]
-    if left_out:
-        axes.plot(left_out, [0] * len(left_out), "x", color=DARK, clip_on=False, label="a site was left out")
-    axes.set_ylim(bottom=min([0, *(weight for row in rounds for weight in row["weights"].values())]))
-    axes.set_ylabel("aggregation weight (fraction)")
-    legend(figure, axes)
+    weights = [weight for row in rounds for weight in row["weights"].values()]
+    _weights(figure, axes, weights, [row["round"] for row in rounds if row["rejected"]], "a site was left out")
     last = rounds[-1]["weights"].values()
     return f"Aggregation weights, last round: {text(min(last, default=None))} to {text(max(last, default=None))}"
 
@@ -155,8 +148,7 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
     axes.set_yticks(range(len(methods)), [short(method["label"], 26) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
     whose = ", own models where sites use such" if any(method.get(SHOWN) for method in methods) else ""
-    axes.set_xlabel(f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
     worst = [method["worst"]["mean"] for method in methods]
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
@@ -178,10 +170,16 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
     right = "right" if comparison["higher_is_better"] else "left"
     better = f"{'up' if right == 'right' or key == 'worst_group' else 'down'} and to the {right}"
     what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
-    axes.set_xlabel(f"{metric}, mean over sites\n({better} is better)")
-    axes.set_ylabel(what)
-    legend(figure, axes, columns=1)
+    legend(figure, axes, f"{metric}, mean over sites\n({better} is better)", what, columns=1)
     return f"Trade-off: {what} against the mean over sites"
+
+
+def _weights(figure: Figure, axes: Axes, weights: Sequence[float], away: Sequence[int], words: str) -> None:
+    """Crosses at the rounds ``away``, and an axis that begins at 0 or the least weight."""
+    if away:
+        axes.plot(away, [0] * len(away), "x", color=DARK, clip_on=False, label=words)
+    axes.set_ylim(bottom=min([0, *weights]))
+    legend(figure, axes, y="aggregation weight (fraction)")
 
 
 def _mean_line(axes: Axes, fairness: Json) -> None:
@@ -274,26 +272,25 @@ def draw_benefits(
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{what}, above 0 joining is better\n(95 % interval over patients)")
-    legend(figure, axes, columns=3)
+    legend(figure, axes, f"{what}, above 0 joining is better\n(95 % interval over patients)", columns=3)
 
 
 MOST_SITES = 24
 """Sites that are drawn; the table has all of them."""
-STAGE_COLOURS = {"before": BLUE, "after": ORANGE}
-STAGE_MARKERS = {"before": "o", "after": "D"}
-STAGE_NAMES = {"before": "the model", "after": "after the step"}
+STAGES: Mapping[str, dict[str, Any]] = {
+    "before": {"color": BLUE, "marker": "o", "label": "the model"},
+    "after": {"color": ORANGE, "marker": "D", "label": "after the step"},
+}
 
 
 def clinical_figures(section: Json) -> list[str]:
     rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
-    rows.sort(key=lambda row: (-_miscalibration(row, section["stages"]), row["site"]))
+
+    def off(row: Json) -> float:
+        return abs(((row[section["stages"][0]] or {}).get("calibration") or {}).get("value") or 0.0)
+
+    rows.sort(key=lambda row: (-off(row), row["site"]))
     return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
-
-
-def _miscalibration(row: Json, stages: Sequence[str]) -> float:
-    view = row[stages[0]] or {}
-    return abs((view.get("calibration") or {}).get("value") or 0.0)
 
 
 def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
@@ -318,22 +315,11 @@ def _reliability(axes: Axes, shown: Mapping[str, Json]) -> None:
     """Share of outcomes over mean risk of each bin, with Wilson's interval; the diagonal is perfect."""
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle=DASHES)
     for stage, view in shown.items():
-        curve, colour = view["curve"], STAGE_COLOURS[stage]
-        x = [point["risk"] for point in curve]
-        axes.vlines(x, [p["low"] for p in curve], [p["high"] for p in curve], color=colour, linewidth=1, alpha=0.6)
-        axes.plot(
-            x,
-            [p["share"] for p in curve],
-            color=colour,
-            marker=STAGE_MARKERS[stage],
-            markersize=4,
-            label=STAGE_NAMES[stage],
-        )
-    axes.set_xlim(0, 1)
+        x, share, low, high = ([point[key] for point in view["curve"]] for key in ("risk", "share", "low", "high"))
+        axes.vlines(x, low, high, color=STAGES[stage]["color"], linewidth=1, alpha=0.6)
+        axes.plot(x, share, markersize=4, **STAGES[stage])
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean predicted risk", ylabel="share that it came true of")
     axes.set_xticks([0, 0.5, 1])
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("mean predicted risk")
-    axes.set_ylabel("share that it came true of")
 
 
 def _decisions(axes: Axes, shown: Mapping[str, Json]) -> None:
@@ -344,24 +330,13 @@ def _decisions(axes: Axes, shown: Mapping[str, Json]) -> None:
     everyone = [rate - (1 - rate) * t / (1 - t) for t in grid]
     axes.plot(grid, everyone, color=GREY, linewidth=1.5, label="treat all")
     for stage, view in shown.items():
-        points = view["decisions"]
-        x = [point["threshold"] for point in points]
-        axes.fill_between(
-            x, [p["low"] for p in points], [p["high"] for p in points], color=STAGE_COLOURS[stage], alpha=0.15
-        )
-        axes.plot(
-            x,
-            [p["net_benefit"] for p in points],
-            color=STAGE_COLOURS[stage],
-            marker=STAGE_MARKERS[stage],
-            markersize=4,
-            label=STAGE_NAMES[stage],
-        )
-    axes.set_xlim(0, 1)
+        keys = ("threshold", "net_benefit", "low", "high")
+        x, gained, low, high = ([point[key] for point in view["decisions"]] for key in keys)
+        axes.fill_between(x, low, high, color=STAGES[stage]["color"], alpha=0.15)
+        axes.plot(x, gained, markersize=4, **STAGES[stage])
+    axes.set(xlim=(0, 1), ylim=(-0.15 * rate - 0.02, rate * 1.15 + 0.02))
+    axes.set(xlabel="threshold of the risk", ylabel="net benefit")
     axes.set_xticks([0, 0.5, 1])
-    axes.set_ylim(-0.15 * rate - 0.02, rate * 1.15 + 0.02)
-    axes.set_xlabel("threshold of the risk")
-    axes.set_ylabel("net benefit")
 
 
 def front_figure(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -382,9 +357,13 @@ def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, An
         axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=DARK, markersize=7, label=label)
         _intervals(axes, methods[row["label"]], found, color)
     sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
-    axes.set_xlabel(f"{found['x']['name']} ({sides[0]} is better)")
-    axes.set_ylabel(f"{found['y']['name']} ({sides[1]} is better)")
-    legend(figure, axes, columns=1)
+    legend(
+        figure,
+        axes,
+        f"{found['x']['name']} ({sides[0]} is better)",
+        f"{found['y']['name']} ({sides[1]} is better)",
+        columns=1,
+    )
     return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
 
 
@@ -412,9 +391,7 @@ def progress(figure: Figure, found: Json) -> str | None:
     axes.plot(numbers, [score for _, score in points], "o", color=BLUE, label="trial")
     axes.step(numbers, best, where="post", color=ORANGE, label="best so far")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("trial")
-    axes.set_ylabel(f"{found['objective']} of {found['metric']}\n(validation)")
-    legend(figure, axes)
+    legend(figure, axes, "trial", f"{found['objective']} of {found['metric']}\n(validation)")
     return f"Score on validation: {text(number(points[0][1]))} at first, {text(best[-1])} at best"
 
 
@@ -452,8 +429,7 @@ def _own_rounds(figure: Figure, found: Json) -> str | None:
     if others:
         curve(axes, numbers, others, color=GREY, linewidth=2, label="mean of other hospitals")
     curve(axes, numbers, values, color=BLUE, linewidth=2, label=short(found["site"]))
-    axes.set_ylabel(f"{found['result']['label']}, validation")
-    legend(figure, axes)
+    legend(figure, axes, y=f"{found['result']['label']}, validation")
     return f"{capital(found['result']['label'])} over rounds: {text(known[0])} to {text(known[-1])}"
 
 
@@ -470,9 +446,5 @@ def _own_weights(figure: Figure, found: Json) -> str | None:
         if value is not None:
             axes.axhline(value, color=DARK, linewidth=1.2, linestyle=style, label=words)
     away = [row["round"] for row in rounds if row["state"] not in ("accepted", "not asked")]
-    if away:
-        axes.plot(away, [0] * len(away), "x", color=DARK, clip_on=False, label="left out")
-    axes.set_ylim(bottom=min([0, *(weight for weight in weights if weight is not None)]))
-    axes.set_ylabel("aggregation weight (fraction)")
-    legend(figure, axes)
+    _weights(figure, axes, [weight for weight in weights if weight is not None], away, "left out")
     return f"Weight in the shared model: {text(part['weight'], 2)} on average"

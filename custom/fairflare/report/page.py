@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.report import sanity_checks as learned
 from fairflare.report import sentences as words
@@ -14,10 +14,6 @@ from fairflare.report.deployed_model import remark
 from fairflare.report.table_files import csv_text, shown
 from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import in_order, label
-
-if TYPE_CHECKING:
-    pass
-
 
 Json = dict[str, Any]
 NONE: Json = {"mean": None}
@@ -46,8 +42,8 @@ COLUMNS = {
 
 def render_run(summary: Json) -> str:
     from fairflare.report import figures
-    from fairflare.report.notes import noted
-    from fairflare.report.numbers import number_table
+    from fairflare.report.note_figures import noted
+    from fairflare.report.rows import number_table
 
     draw = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)
     notes, tests = noted(summary), summary["test_sets"]

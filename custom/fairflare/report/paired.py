@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether two methods differ: paired differences over seeds, with interval, sign-flip test, effect size and Holm.
 
-All are functions of numbers. ``comparison.compare`` applies them to the differences of a method from the reference with
+All are functions of numbers. ``compare.compare`` applies them to the differences of a method from the reference with
 the same seed; a sentence says better, worse or "cannot be told", by the interval and, of several methods, by Holm's p
 too; never by the mean.
 """

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.report.audit_reader import SUMMARISED
 from fairflare.report.comparability import data_seed
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.deployed_model import personal_quantities
@@ -17,7 +18,6 @@ from fairflare.report.sanity_checks import learned_quantities
 from fairflare.report.values import higher_is_better, in_order, number
 
 Json = dict[str, Any]
-SUMMARISED = ("calibration", "brier", "ece")
 CLINICAL = {
     "calibration_worst": "worst site's calibration in the large, absolute",
     "brier_worst": "worst site's Brier score",

@@ -60,7 +60,7 @@ def learned_section(
         "learned": 2 * better >= len(both) if both else None,
         "better": better,
         "compared": len(both),
-        "trivial": mean({row["site"]: row["trivial"] for row in held}),
+        "trivial": mean(row["trivial"] for row in held),
         "rows": held,
         "trend": trend,
         "still_improving": trend is not None,
@@ -85,7 +85,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
     if said := _by_loss(found, summary, both):
         return said
-    means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
+    means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
     whose = (
         ("The sites' own models have", "their", "they")
         if summary.get("used")
@@ -105,7 +105,7 @@ def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequenc
     if 2 * len(failed) <= len(both):
         return ""
     whose = "The sites' own models have" if summary.get("used") else "This model has"
-    ours, least = (text(mean({row["site"]: row[key] for row in failed})) for key in ("loss", "trivial_loss"))
+    ours, least = (text(mean(row[key] for row in failed)) for key in ("loss", "trivial_loss"))
     return (
         f"{whose} not learned: at {len(failed)} of {_compared(found)} its risks are no better than each site's share "
         f"of the classes, named for everyone (log loss {ours} on average there; that answer's {least})."
@@ -183,8 +183,7 @@ def _means(trail: Trail, name: str) -> list[float]:
     found = []
     for record in trail.rounds:
         accepted: Mapping[str, Any] = record.get("accepted") or {}
-        values = {site: number((accepted[site].get("metrics") or {}).get(name)) for site in in_order(accepted)}
-        found.append(mean(values))
+        found.append(mean((accepted[site].get("metrics") or {}).get(name) for site in in_order(accepted)))
     return [value for value in found if value is not None]
 
 

@@ -117,7 +117,8 @@ def _refusals(summary: Json) -> list[str]:
     if not missing:
         return [f"No update was left out of the model ({found['accepted']} accepted)."]
     counts = {row["site"]: row["expected"] - row["accepted"] for row in summary["sites"]}
-    who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
+    times = {1: "once", 2: "twice"}
+    who = listing(f"{site} ({times.get(count, f'{count} times')})" for site, count in counts.items() if count)
     were = "was" if missing == 1 else "were"
     return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
 
@@ -134,10 +135,6 @@ def _late(summary: Json) -> list[str]:
         f"{rounds}, and what came later was not used: {listing(who)}. Who is late is not a matter of chance: the model "
         "learns less from slower sites, and may serve their patients less well."
     ]
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _conditions(summary: Json) -> list[str]:
@@ -200,15 +197,12 @@ def opportunity(summary: Json) -> str:
     if not found:
         return ""
     which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
+    attribute = listing(key.strip() for key in summary["groups"]["by"].split("+") if key.strip() != "label")
     return (
         f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
-        f"{_attribute(summary['groups']['by'])}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
+        f"{attribute}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
         f"{text(found['worst_tpr'])}."
     )
-
-
-def _attribute(by: str) -> str:
-    return listing(key.strip() for key in by.split("+") if key.strip() != "label")
 
 
 def opening_compare(comparison: Json) -> list[str]:
@@ -275,5 +269,6 @@ def _correction(comparison: Json) -> list[str]:
 
 def _difference(comparison: Json, method: Json, name: str, what: str) -> str:
     said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
-    alike = same_objective(comparison, method)
-    return said if alike else f"{said} It was trained under another objective ({objective_words(method)})."
+    if same_objective(comparison, method):
+        return said
+    return f"{said} It was trained under another objective ({objective_words(method)})."

@@ -17,7 +17,18 @@ from fairflare.report.deployed_model import USED, as_used
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.values import ends, json_value, label, listing, meaning, number, plural, signed, text
+from fairflare.report.values import (
+    ends,
+    json_value,
+    label,
+    listing,
+    meaning,
+    number,
+    plural,
+    signed,
+    text,
+    with_interval,
+)
 
 FORMAT = 1
 TEST = "test"
@@ -136,17 +147,13 @@ def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
     record = next(one for one in trail.rounds if one["round"] == row["round"])
     accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
     others = len(set(finite(row["weights"])) - {site})
-    state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or _absent(record, site)
+    absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
     return {
         "round": row["round"],
         "value": row["metric"].get(site),
         "weight": row["weights"].get(site) if enough(others) else None,
-        "state": state,
+        "state": "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent,
     }
-
-
-def _absent(record: Mapping[str, Any], site: str) -> str:
-    return "not asked" if "selected" in record and site not in record["selected"] else "absent"
 
 
 def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
@@ -182,7 +189,7 @@ def _part(summary: Json, row: Json, site: str) -> Json:
         **{key: row[key] for key in ("expected", "accepted", "n_examples")},
         "left_out": row["expected"] - row["accepted"],
         "codes": row["codes"],
-        "weight": mean({str(place): value for place, value in enumerate(weights)}),
+        "weight": mean(weights),
         "equal": 1 / len(summary["sites"]) if enough(others) else None,
         "share": row["data_share"] if enough(known) else None,
     }
@@ -252,9 +259,9 @@ def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: boo
     others = found["others"]
     if found["mean"] is None:
         few = (
-            "no other hospital has"
-            if not others
-            else f"only {plural(others, 'other hospital')} " + ("has" if others == 1 else "have")
+            f"only {plural(others, 'other hospital has', 'other hospitals have')}"
+            if others
+            else "no other hospital has"
         )
         return f"How other hospitals do is not said: {few} a result."
     said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
@@ -286,7 +293,7 @@ def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list
 
 
 def _rounded_mean(values: Sequence[float]) -> float | None:
-    found = mean({str(place): value for place, value in enumerate(values)})
+    found = mean(values)
     return None if found is None else round(found, DIGITS)
 
 
@@ -319,7 +326,7 @@ def _joining(found: Json) -> list[str]:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
         return [f"What joining gives {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    more = [f"{one['label']} {_short_verdict(one['row'])}" for one in told[1:]]
+    more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
@@ -337,11 +344,6 @@ def _verdict(row: Json, what: str, site: str) -> str:
     return f"{lead}: on {n} {held} ({ends}; above 0 joining is better)."
 
 
-def _short_verdict(row: Json) -> str:
-    ends = "" if row["low"] is None else f" [{signed(row['low'])}, {signed(row['high'])}]"
-    return f"{row['verdict']} ({signed(row['benefit'])}{ends})"
-
-
 def _result_words(found: Json) -> list[str]:
     result, site = found["result"], found["site"]
     if result["value"] is None:
@@ -354,18 +356,11 @@ def _result_words(found: Json) -> list[str]:
     said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
     if result["shared"] is not None:
         said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")
-    said += _without(found)
+    if (trivial := result["trivial"]) is not None:
+        better = result["value"] > trivial if found["higher_is_better"] else result["value"] < trivial
+        no_better = f"That is no better than an answer that needs no network ({text(trivial)})."
+        said.append(f"An answer that needs no network reaches {text(trivial)}." if better else no_better)
     return [*said, found["standing"]["value"]["sentence"]]
-
-
-def _without(found: Json) -> list[str]:
-    value, trivial = found["result"]["value"], found["result"]["trivial"]
-    if trivial is None:
-        return []
-    better = value > trivial if found["higher_is_better"] else value < trivial
-    if better:
-        return [f"An answer that needs no network reaches {text(trivial)}."]
-    return [f"That is no better than an answer that needs no network ({text(trivial)})."]
 
 
 def _taking_part(found: Json) -> list[str]:

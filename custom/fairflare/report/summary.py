@@ -24,8 +24,7 @@ from fairflare.report.deployed_model import (
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.numbers import number_sections
-from fairflare.report.rows import contributions, round_row, site_rows
+from fairflare.report.rows import contributions, number_sections, round_row, site_rows
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -57,10 +56,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         per site), contributions, test_sets, preflight, learned and personal (see there), after
         (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
-        groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
+        groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
+        too; chosen: only of a run that chooses its best model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
 
@@ -132,13 +131,14 @@ def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:
 
 def _identity(config: Json, about: Json, trail: Trail) -> Json:
     training, settings = config.get("training") or {}, config.get("settings")
+    step = config.get("after") or "none"
     return {
         "method": {
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
             "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
-            "after": _step_of(config),
+            "after": None if step == "none" else {"step": step, **(config.get("after_settings") or {})},
         },
         "task": {
             "id": config.get("task"),
@@ -152,12 +152,6 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         **{key: config.get(key) for key in ("min_responses", "grace")},
         **({"init_from": config["init_from"][:SHOWN_HASH]} if config.get("init_from") else {}),
     }
-
-
-def _step_of(config: Json) -> Json | None:
-    """Name and settings of the step after the last round that is a part of the run; None: none is."""
-    name = config.get("after") or "none"
-    return None if name == "none" else {"step": name, **(config.get("after_settings") or {})}
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
@@ -178,7 +172,7 @@ def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
 def _metric_means(rows: Sequence[Json]) -> Json:
     """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
     names = sorted({name for row in rows for name in row["metrics"]})
-    return {name: mean({row["name"]: row["metrics"].get(name) for row in rows}) for name in names}
+    return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
 
 
 def _provenance(config: Json, trail: Trail) -> Json:
@@ -251,15 +245,10 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "task": f"{summary['task']['id']}:{summary['task']['preset']}",
             "seed": summary["seed"],
             "rounds": summary["rounds_done"],
-            "env": summary["env"],
-            "status": summary["status"],
-            "reason": summary["reason"],
+            **{key: summary[key] for key in ("env", "status", "reason")},
             "sites": _sites_json(summary, entries),
             "fairness": {
-                "metric": fairness["metric"],
-                "mean": fairness["mean"],
-                "std": fairness["std"],
-                "std_sample": fairness["std_sample"],
+                **{key: fairness[key] for key in ("metric", "mean", "std", "std_sample")},
                 "worst": fairness["worst"]["value"],
                 "worst_site": fairness["worst"]["site"],
                 "best": fairness["best"]["value"],

@@ -84,8 +84,12 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
     return _element(buffer.getvalue(), key, title)
 
 
-def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
-    """The legend below the axes, where no line can run through it."""
+def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 2) -> None:
+    """Titles of the axes, and the legend below these, where no line can run through it."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
@@ -167,14 +171,10 @@ def ranked(figure: Figure, values: Sequence[float]) -> Axes:
 def band(axes: Axes, numbers: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
     """Over rounds, the range that holds the middle 90 % of each round's values, and the middle 50 %; gaps without."""
     for low, high, alpha in ((0.05, 0.95, 0.35), (0.25, 0.75, 0.6)):
-        known = [sorted(value for value in row if value is not None) for row in rows]
-        ends = [[_quantile(row, q) for row in known] for q in (low, high)]
+        known = [sorted(value for value in row if value is not None) or [float("nan")] for row in rows]
+        ends = [[row[round(q * (len(row) - 1))] for row in known] for q in (low, high)]
         label = f"middle {high - low:.0%} of the other sites"
         axes.fill_between(numbers, ends[0], ends[1], color=GREY, alpha=alpha, linewidth=0, label=label)
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    return ordered[round(q * (len(ordered) - 1))] if ordered else float("nan")
 
 
 def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:

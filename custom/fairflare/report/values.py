@@ -38,10 +38,10 @@ def json_value(value: Any) -> Any:
     return number(value)
 
 
-def text(value: Any, digits: int = 3) -> str:
+def text(value: Any, digits: int = 3, sign: str = "") -> str:
     """A number with ``digits`` decimals, and an en dash where there is none."""
     found = number(value)
-    return MISSING if found is None else f"{found:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return MISSING if found is None else f"{found:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def digits(values: Iterable[float | None]) -> int:
@@ -54,8 +54,7 @@ def digits(values: Iterable[float | None]) -> int:
 
 def signed(value: Any, digits: int = 3) -> str:
     """A difference with its sign: "+0.012"."""
-    found = number(value)
-    return MISSING if found is None else f"{found:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return text(value, digits, "+")
 
 
 def with_half_width(found: Mapping[str, Any]) -> str:
@@ -68,10 +67,10 @@ def ends(found: Mapping[str, Any], digits: int = 3) -> str:
     return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"
 
 
-def with_interval(found: Mapping[str, Any]) -> str:
-    """ "+0.012 [-0.003, +0.027]": a difference and its interval, where it has one."""
+def with_interval(found: Mapping[str, Any], of: str = "mean") -> str:
+    """ "+0.012 [-0.003, +0.027]": a difference, which has the key ``of``, and its interval, where it has one."""
     interval = "" if found["low"] is None else f" [{signed(found['low'])}, {signed(found['high'])}]"
-    return signed(found["mean"]) + interval
+    return signed(found[of]) + interval
 
 
 def size(n_bytes: int) -> str:

@@ -11,11 +11,10 @@ import re
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.report.compare import compare, dominated_by
+from fairflare.report.compare import compare, dominated_by, last_rounds
 from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table, statistics
 from fairflare.report.compare_tables import comparison_csv as quantities_as_csv
 from fairflare.report.compare_tables import comparison_markdown as as_markdown
-from fairflare.report.details import last_rounds
 from fairflare.report.fairness import client_std, gini, variance
 from fairflare.report.figures import front_figure
 from fairflare.report.groups import demographic_parity
