@@ -48,7 +48,7 @@ APP = r"app(_server|_sites)?"
 CODE = rf"{APP}/custom/fairflare"
 JOB_FILES = (
     rf"meta\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
-    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|(datasets|papers)/data/[^/]+)"
+    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
 CHECKS = {
