@@ -135,27 +135,22 @@ def method(
 
 
 def selector(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a selector's class under ``id``."""
     return _part("selector", id)
 
 
 def trainer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a trainer's class under ``id``."""
     return _part("trainer", id)
 
 
 def probe(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a probe's class under ``id``."""
     return _part("probe", id)
 
 
 def rule(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a rule's class under ``id``."""
     return _part("rule", id)
 
 
 def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a server optimizer's class under ``id``."""
     return _part("server optimizer", id)
 
 
@@ -166,7 +161,6 @@ def methods() -> dict[str, Method]:
 
 
 def home(id: str) -> str:
-    """The module that declares the method ``id``."""
     return _homes[get_method(id).id]
 
 
@@ -190,27 +184,22 @@ def get_part(kind: str, id: str) -> type:
 
 
 def get_rule(id: str) -> type[Rule]:
-    """The rule ``id``; raises UserError that lists the known ones."""
     return get_part("rule", id)
 
 
 def get_trainer(id: str) -> type[Trainer]:
-    """The trainer ``id``; raises UserError that lists the known ones."""
     return get_part("trainer", id)
 
 
 def get_probe(id: str) -> type[Probe]:
-    """The probe ``id``; raises UserError that lists the known ones."""
     return get_part("probe", id)
 
 
 def trainers() -> dict[str, type[Trainer]]:
-    """Every trainer by id, sorted."""
     return parts("trainer")
 
 
 def probes() -> dict[str, type[Probe]]:
-    """Every probe by id, sorted."""
     return parts("probe")
 
 
@@ -256,7 +245,6 @@ def checked(cls: type, name: str, value: Any) -> Any:
 
 
 def plugin_files() -> tuple[Path, ...]:
-    """The files that ``FAIRFLARE_PLUGINS`` names."""
     return plugins.files()
 
 
