@@ -115,11 +115,12 @@ def method(
     if not isinstance(paper, Paper) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"method {validation.shown(id)}: expected a Paper, and texts as title, summary and parts")
     _check_id("method", id)
-    _homes[id] = sys._getframe(1).f_globals.get("__name__", "")
+    home = sys._getframe(1).f_globals.get("__name__", "")
     kinds = (trainer, tuple(probes), selector, server_optimizer)
     entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
     if rule:
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
     else:
         _open[id] = True
 
@@ -128,6 +129,7 @@ def method(
             raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
         _part("rule", id)(cls)
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
         _open.pop(id, None)
         return cls
 
