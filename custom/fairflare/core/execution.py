@@ -78,7 +78,6 @@ class Execution:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a CUDA GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -219,7 +218,6 @@ class Execution:
         return [self._runner(network), *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
 
     def _runner(self, network: torch.nn.Module) -> Callable[..., Any]:
-        """The network, compiled where that is asked for."""
         if self.compiler == "none":
             return network
         known, compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))

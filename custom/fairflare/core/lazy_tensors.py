@@ -36,12 +36,10 @@ class Stored:
     owner: Any = None
 
     def numel(self) -> int:
-        """Number of entries."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries."""
         return self.numel() * self.dtype.itemsize
 
     def materialize(self) -> torch.Tensor:

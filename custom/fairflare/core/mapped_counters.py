@@ -28,7 +28,6 @@ class Room:
 
     @cached_property
     def number(self) -> int:
-        """Its descriptor, closed with this object."""
         with tempfile.TemporaryFile(prefix="fairflare_counters_") as file:
             number = os.dup(file.fileno())
         weakref.finalize(self, os.close, number)

@@ -106,17 +106,14 @@ def _declarations(pattern: re.Pattern[str], rooms: tuple[str, ...]) -> dict[tupl
 
 
 def files() -> tuple[Path, ...]:
-    """The files that ``FAIRFLARE_PLUGINS`` names."""
     return tuple(Path(p) for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p)
 
 
 def are_there() -> bool:
-    """Whether any plugin is named or installed."""
     return bool(files() or _entry_points())
 
 
 def installed_modules() -> tuple[str, ...]:
-    """The modules that installed plugins name."""
     return tuple(point.module for point in _entry_points())
 
 

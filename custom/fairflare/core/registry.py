@@ -115,11 +115,12 @@ def method(
     if not isinstance(paper, Paper) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"method {validation.shown(id)}: expected a Paper, and texts as title, summary and parts")
     _check_id("method", id)
-    _homes[id] = sys._getframe(1).f_globals.get("__name__", "")
+    home = sys._getframe(1).f_globals.get("__name__", "")
     kinds = (trainer, tuple(probes), selector, server_optimizer)
     entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
     if rule:
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
     else:
         _open[id] = True
 
@@ -128,6 +129,7 @@ def method(
             raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
         _part("rule", id)(cls)
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
         _open.pop(id, None)
         return cls
 
@@ -135,27 +137,22 @@ def method(
 
 
 def selector(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a selector's class under ``id``."""
     return _part("selector", id)
 
 
 def trainer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a trainer's class under ``id``."""
     return _part("trainer", id)
 
 
 def probe(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a probe's class under ``id``."""
     return _part("probe", id)
 
 
 def rule(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a rule's class under ``id``."""
     return _part("rule", id)
 
 
 def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a server optimizer's class under ``id``."""
     return _part("server optimizer", id)
 
 
@@ -166,7 +163,6 @@ def methods() -> dict[str, Method]:
 
 
 def home(id: str) -> str:
-    """The module that declares the method ``id``."""
     return _homes[get_method(id).id]
 
 
@@ -190,27 +186,22 @@ def get_part(kind: str, id: str) -> type:
 
 
 def get_rule(id: str) -> type[Rule]:
-    """The rule ``id``; raises UserError that lists the known ones."""
     return get_part("rule", id)
 
 
 def get_trainer(id: str) -> type[Trainer]:
-    """The trainer ``id``; raises UserError that lists the known ones."""
     return get_part("trainer", id)
 
 
 def get_probe(id: str) -> type[Probe]:
-    """The probe ``id``; raises UserError that lists the known ones."""
     return get_part("probe", id)
 
 
 def trainers() -> dict[str, type[Trainer]]:
-    """Every trainer by id, sorted."""
     return parts("trainer")
 
 
 def probes() -> dict[str, type[Probe]]:
-    """Every probe by id, sorted."""
     return parts("probe")
 
 
@@ -256,7 +247,6 @@ def checked(cls: type, name: str, value: Any) -> Any:
 
 
 def plugin_files() -> tuple[Path, ...]:
-    """The files that ``FAIRFLARE_PLUGINS`` names."""
     return plugins.files()
 
 

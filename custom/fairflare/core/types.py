@@ -237,7 +237,6 @@ class LocalWork:
 
     @property
     def device(self) -> torch.device:
-        """Where the network lives."""
         return self.execution.device
 
     @property
