@@ -82,7 +82,7 @@ if os.environ.get("KILLING_POINT") and not Path(os.environ["KILLING_MARKER"]).ex
     POINTS[os.environ["KILLING_POINT"]]()
 
 if __name__ == "__main__":
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     POINTS[sys.argv[1]]()
     main(sys.argv[2:])

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.datasets import heart
 
 

@@ -15,11 +15,11 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian
 
 import five_layouts
-from fairflare.app import console
-from fairflare.app.display import Terminal
-from fairflare.app.intake.found import Choices
-from fairflare.app.intake.look import look
-from fairflare.app.intake.write import contents, write
+from fairflare.cli import console
+from fairflare.studies.display import Terminal
+from fairflare.import_data.proposal import Choices
+from fairflare.import_data.detect import look
+from fairflare.import_data.write import contents, write
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import pictures
 from fairflare.engine.setup import tasks

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.registry import methods
 from fairflare.engine import state
 from fairflare.engine.audit import AuditLog

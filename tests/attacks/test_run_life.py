@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app import folders
-from fairflare.app.cli import main
-from fairflare.app.jobs import is_job
+from fairflare.studies import folders
+from fairflare.cli.main import main
+from fairflare.cli.jobs import is_job
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, loop, memory, state
 from fairflare.engine.lock import LOCK, SERVER_LOCK, locked

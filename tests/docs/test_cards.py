@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from cases import each
-from fairflare.app.describe import method_rows
+from fairflare.studies.describe import method_rows
 from fairflare.core import registry
 from fairflare.core.plugins import PACKAGE
 

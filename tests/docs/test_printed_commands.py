@@ -21,7 +21,7 @@ from printed_commands import ROOT, Printed, printed_commands
 
 from cases import each
 from external_data import write_hospital
-from fairflare.app import cli
+from fairflare.cli import main as cli
 from fairflare.core import plugins, registry, user_code
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup import tasks

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from printed_commands import ROOT
 
 from cases import each
-from fairflare.app import cli
-from fairflare.app.describe import method_rows
+from fairflare.cli import main as cli
+from fairflare.studies.describe import method_rows
 from fairflare.report.quantities import NAMES
 from fairflare.report.values import with_half_width, with_interval
 
@@ -124,9 +124,9 @@ def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatc
         seen.extend(configs)
         return comparison
 
-    monkeypatch.setattr("fairflare.app.comparison.compare_all", compare_all)
-    monkeypatch.setattr("fairflare.app.comparison.write_comparison", lambda *args: written.append(args))
-    monkeypatch.setattr("fairflare.app.results.comparison", lambda *args: None)
+    monkeypatch.setattr("fairflare.studies.comparison.compare_all", compare_all)
+    monkeypatch.setattr("fairflare.studies.comparison.write_comparison", lambda *args: written.append(args))
+    monkeypatch.setattr("fairflare.cli.results.comparison", lambda *args: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "results").mkdir(parents=True)
     done = CliRunner().invoke(cli.cli, shlex.split(command)[1:], obj=command, catch_exceptions=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.in_process import InProcess
 from fairflare.report.write import verify_run
 

@@ -12,7 +12,7 @@ from federation_processes import Federation, check_run, here, in_process, until
 
 from cases import each
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy

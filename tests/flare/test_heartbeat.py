@@ -14,7 +14,7 @@ import pytest
 from test_run_ends import assert_nothing_is_left, scratches_of
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.engine.audit import verify
 from own_code import write_code

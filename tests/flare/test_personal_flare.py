@@ -13,7 +13,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors

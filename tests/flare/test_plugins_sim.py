@@ -11,7 +11,7 @@ import pytest
 from killed_runs import kill_one_process
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.full_disk import NO_SPACE
 from fairflare.engine import state
 from fairflare.engine.audit import verify

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.report.write import verify_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from killed_runs import kill_one_process
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.report.write import verify_run

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.processes import RUN_FOLDER, SCRATCH
 from fairflare.report.write import check_resumable
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from slow_trainer import SECRET
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors

@@ -93,7 +93,7 @@ def make(form: str, task: str, folder: Path, env: str = "local") -> str:
     Raises:
         RuntimeError: the run failed.
     """
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     try:
         main(["run", *FORMS[form], *TASKS[task], "--no-solo", "--env", env, "--out", str(folder)])

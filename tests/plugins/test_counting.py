@@ -18,7 +18,7 @@ SCRIPT = """
 import dataclasses, json, sys, torch
 from pathlib import Path
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from fairflare.app.describe import answer_table
+from fairflare.studies.describe import answer_table
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts

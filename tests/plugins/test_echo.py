@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.app.describe import leaving_rows
+from fairflare.studies.describe import leaving_rows
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify

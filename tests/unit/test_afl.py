@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.aggregators.afl import AFL
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, with_newcomers
 

@@ -119,7 +119,7 @@ def test_studies_and_runs_need_no_command_line():
     while names:
         done.add(name := names.pop())
         found = {module_of(one, MODULES) or "" for one in imports(app / f"{name}.py")}
-        own = {one.split(".")[2] for one in found if one.startswith("fairflare.app.")}
+        own = {one.split(".")[2] for one in found if one.startswith("fairflare.cli.")}
         assert not own & above and "click" not in imports(app / f"{name}.py"), f"{name}.py imports {own & above}"
         names |= own - done
 

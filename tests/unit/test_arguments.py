@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.labels import comparison_name, folder_name, on_grid
+from fairflare.cli.main import main
+from fairflare.studies.labels import comparison_name, folder_name, on_grid
 from fairflare.core.errors import UserError
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, brier_score
 from sklearn.utils import resample
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.core.types import Round

@@ -3,10 +3,10 @@
 
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.labels import on_grid
-from fairflare.app.runs import default_folder
-from fairflare.app.study import arms
+from fairflare.cli.main import main
+from fairflare.studies.labels import on_grid
+from fairflare.studies.runs import default_folder
+from fairflare.studies.study import arms
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method

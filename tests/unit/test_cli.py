@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app import cli
-from fairflare.app.cli import main
+from fairflare.cli import main as cli
+from fairflare.cli.main import main
 from fairflare.engine.files import read_tensors
 from fairflare.engine.state import save_tensors
 

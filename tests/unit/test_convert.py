@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fairflare
-from fairflare.app import earlier
+from fairflare.studies import earlier
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
@@ -160,4 +160,4 @@ def test_no_other_code_reads_pickles():
     calls = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if "read_pickled" in path.read_text()
     }
-    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "app/earlier.py"}
+    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "studies/earlier.py"}

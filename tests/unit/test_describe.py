@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from cases import each
-from fairflare.app.cli import cli
-from fairflare.app.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
+from fairflare.cli.main import cli
+from fairflare.cli.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks

@@ -17,7 +17,7 @@ from pydicom.dataset import Dataset
 import dicom_sets
 from cases import each
 from dicom_sets import dataset, save, texture
-from fairflare.app.intake.folders import headers
+from fairflare.import_data.folders import headers
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import dicom
 from fairflare.data.readers.datalist import Frame, Item, read_datalist

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from cases import each
-from fairflare.app.runs import cautions
+from fairflare.studies.runs import cautions
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import registry
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_what_is_written_runs(made, tmp_path):
     code = f"""
 import os
 os.environ["FAIRFLARE_PLUGINS"] = {os.pathsep.join(str(made / f"my_{kind}.py") for kind in KINDS)!r}
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 for kind in {KINDS}:
     try:
         main(["run", f"my-{{kind}}", "--task", "support2", "--rounds", "1", "--no-solo", "--out", kind])

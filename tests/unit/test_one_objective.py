@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.study import arms
+from fairflare.cli.main import main
+from fairflare.studies.study import arms
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fairflare.app import display
-from fairflare.app.cli import main
-from fairflare.app.display import Board, Observer
-from fairflare.app.parallel import budget
-from fairflare.app.study import Study
+from fairflare.studies import display
+from fairflare.cli.main import main
+from fairflare.studies.display import Board, Observer
+from fairflare.studies.parallel import budget
+from fairflare.studies.study import Study
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import check_resumable, verify_run
@@ -133,7 +133,7 @@ def test_a_process_that_dies_is_replaced(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_processes_that_cannot_be_forked_are_spawned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fairflare.app.parallel.start_method", lambda: "spawn")
+    monkeypatch.setattr("fairflare.studies.parallel.start_method", lambda: "spawn")
     reports = made(configs("a", "b", "c"), tmp_path, said, 2)
     assert [report["folder"] for report in reports] == ["a", "b", "c"]
 
@@ -154,7 +154,7 @@ def slow(config, folder, workers):
 
 def test_the_budget(monkeypatch):
     runs = configs("a", "b")
-    monkeypatch.setattr("fairflare.app.parallel.usable_cores", lambda: 6)
+    monkeypatch.setattr("fairflare.studies.parallel.usable_cores", lambda: 6)
     assert budget(None, "local", runs) == 6 and budget(3, "local", runs) == 3 and budget(None, "sim", runs) == 1
     with pytest.raises(UserError, match="--workers: expected --env local, got --env sim"):
         budget(2, "sim", runs)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.describe import listed_rows, method_rows
+from fairflare.studies.describe import listed_rows, method_rows
 from fairflare.core import plugins, registry
 from fairflare.engine.setup import tasks
 
@@ -58,7 +58,7 @@ def test_what_trains_nothing_imports_nothing_that_trains(command, tmp_path):
         command = [*command, "--out", str(tmp_path)]
     code = f"""
 import sys
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 try:
     main({command!r})
 except SystemExit as end:
@@ -73,7 +73,7 @@ print("imported:", code, *sorted(set({HEAVY!r}) & set(sys.modules)))
 def test_what_was_put_off_is_there_when_it_is_used():
     code = """
 import sys
-from fairflare.app.later import put_off
+from fairflare.studies.later import put_off
 put_off("torch", "numpy")
 import torch, numpy as np
 from fairflare.core import registry
@@ -107,7 +107,7 @@ def test_a_run_imports_its_own_parts_and_task(tmp_path):
     code = f"""
 import sys
 import fairflare.engine.loop as loop
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 
 def begins(*arguments):
     found = sorted(name.partition("fairflare.")[2] for name in sys.modules if name.startswith("fairflare"))

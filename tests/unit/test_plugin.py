@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parent / "toy_rule.py"
 COMMANDS = """
 import contextlib, io, json, sys
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.testing import check_method
 
 ended = []

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from cases import each
-from fairflare.app import display
-from fairflare.app.display import MOST_ERRORS, Progress, TimeLeft, duration, score_words
+from fairflare.studies import display
+from fairflare.studies.display import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 from fairflare.core.findings import Finding
 
 START = {"event": "start"}

@@ -13,8 +13,8 @@ import torch
 
 from cases import each
 from fairflare import Federation
-from fairflare.app.cli import main
-from fairflare.app.study import _row
+from fairflare.cli.main import main
+from fairflare.studies.study import _row
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from own_code import write_code

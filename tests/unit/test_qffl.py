@@ -120,7 +120,7 @@ def test_whatever_the_sums_are_a_weight_is_a_share():
 
 def test_a_run_uses_its_own_learning_rate(tmp_path):
     """L = 1 / lr: the run says the same as one with L given, and another than one with another L."""
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     models = []
     for name, more in (("own", ()), ("same", ("--set", "lipschitz=20")), ("other", ("--set", "lipschitz=1"))):

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.study import reference_of_run, with_references
+from fairflare.cli.main import main
+from fairflare.studies.study import reference_of_run, with_references
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run

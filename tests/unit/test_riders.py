@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from fairflare.app.cli import main
-from fairflare.app.free_riders import FIRST_STEP, Riding, rider_of
+from fairflare.cli.main import main
+from fairflare.studies.free_riders import FIRST_STEP, Riding, rider_of
 from fairflare.core.types import Round
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.report.free_riders import DETECTORS, marked, rate, rates, rider_tables

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.search import (
+from fairflare.cli.main import main
+from fairflare.studies.search import (
     Choices,
     Range,
     Search,

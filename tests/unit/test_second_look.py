@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.comparison import _add, _redrawn, _same_patients, parse_options
-from fairflare.app.study import arms
+from fairflare.cli.main import main
+from fairflare.studies.comparison import _add, _redrawn, _same_patients, parse_options
+from fairflare.studies.study import arms
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 

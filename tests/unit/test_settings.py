@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.describe import method_rows, part_rows
-from fairflare.app.labels import on_grid
-from fairflare.app.options import own_names, own_pairs
-from fairflare.app.study import arms
+from fairflare.studies.describe import method_rows, part_rows
+from fairflare.studies.labels import on_grid
+from fairflare.cli.options import own_names, own_pairs
+from fairflare.studies.study import arms
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fairflare
-from fairflare.app import cli
-from fairflare.app.commands.run import run
+from fairflare.cli import main as cli
+from fairflare.cli.run import run
 from fairflare.core.errors import UserError
 from fairflare.engine.loop import Federation
 
@@ -23,9 +23,9 @@ NO_SETUP = {
     "tasks/": "the task, which answers what it is asked",
     "networks/": "the network",
     "engine/": "the round's own loop and what it is made of",
-    "app/console.py": "terminal display",
+    "cli/console.py": "terminal display",
     "app/progress.py": "terminal display",
-    "app/waiting.py": "terminal display",
+    "studies/waiting.py": "terminal display",
     "report/": "display and log",
 }
 """Files whose functions run before the first round without being set-up, and what they are."""
@@ -108,5 +108,5 @@ def test_setup_leads_through_few_files(tmp_path, monkeypatch, capsys):
     calls = trail_of_a_run(monkeypatch, tmp_path / "run")
     assert "set-up is over" in capsys.readouterr().err
     through = sorted(file for file, called in calls.items() if called and is_setup(file))
-    assert {"app/runs.py", f"{SETUP}config.py", f"{SETUP}assembly.py", f"{SETUP}local.py"} <= set(through)
+    assert {"studies/runs.py", f"{SETUP}config.py", f"{SETUP}assembly.py", f"{SETUP}local.py"} <= set(through)
     assert len(through) <= MOST, f"{len(through)} files: {', '.join(through)}"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.app import runs
+from fairflare.studies import runs
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.engine.audit import AuditLog

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fairflare
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import manifest, registry, user_code, versions
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
@@ -257,7 +257,7 @@ def test_a_script_that_asks_for_the_python_interface_gets_it(tmp_path, monkeypat
     code = tmp_path / "mine.py"
     code.write_text("from fairflare import Federation\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
-    assert Path("app/federation.py") in at_site("fedavg", "tabular")
+    assert Path("api.py") in at_site("fedavg", "tabular")
 
 
 def test_an_unknown_task_is_refused():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.audit import verify

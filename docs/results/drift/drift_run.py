@@ -24,7 +24,7 @@ sys.path.append(str(HERE.parent / "study"))
 import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
-from fairflare.app.study import arms  # noqa: E402
+from fairflare.studies.study import arms  # noqa: E402
 from fairflare.core.seeds import derive  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402

@@ -29,7 +29,7 @@ from typing import Any
 
 import plan
 
-from fairflare.app.labels import folder_name
+from fairflare.studies.labels import folder_name
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup import tasks
 from fairflare.report.paired import holm, paired, verdict

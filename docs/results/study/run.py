@@ -22,9 +22,9 @@ import plan
 import tables
 import torch
 
-from fairflare.app.folders import fresh_folder
-from fairflare.app.parallel import budget
-from fairflare.app.study import Study, arms
+from fairflare.studies.folders import fresh_folder
+from fairflare.studies.parallel import budget
+from fairflare.studies.study import Study, arms
 from fairflare.core.types import StateDict
 from fairflare.datasets.kinds.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR

@@ -19,8 +19,8 @@ import torch
 
 import fairflare
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.runs import execute
+from fairflare.cli.main import main
+from fairflare.studies.runs import execute
 from fairflare.core.imports import imports, module_files
 from fairflare.datasets import brain_seg, digits, fundus_phantom, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
@@ -442,7 +442,7 @@ def test_a_comparison_renders_once(capsys, folder, tmp_path, drawn):
 def test_no_cache_on_every_command_that_renders(folder, monkeypatch, capsys):
     """Whatever the command says of its arguments, nothing is kept within it, and the variable is as before."""
     seen = []
-    monkeypatch.setattr("fairflare.app.runs.resume", lambda *a, **k: seen.append(cache.folder()) or {})
+    monkeypatch.setattr("fairflare.studies.runs.resume", lambda *a, **k: seen.append(cache.folder()) or {})
     with pytest.raises(SystemExit):
         main(["resume", "run", "--no-cache", "--json"])
     assert seen == [None] and cache.folder() == folder

@@ -10,7 +10,7 @@ import torch
 
 from cases import each
 from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig

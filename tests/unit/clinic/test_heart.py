@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairflare.app.describe import task_rows
-from fairflare.app.study import arms
+from fairflare.studies.describe import task_rows
+from fairflare.studies.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
 from fairflare.data.grouping import Grouping

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
 from fairflare.datasets.isic2019 import METADATA, Isic2019

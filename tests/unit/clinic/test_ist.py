@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.study import arms
+from fairflare.studies.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need
 from fairflare.datasets import ist

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.core.types import Training

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import MissingData
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.engine.setup.tasks import every, load

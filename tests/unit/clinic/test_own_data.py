@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.pictures import Reader

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.options import plan_pairs
-from fairflare.app.preflight import plan_of_files, write_fingerprint
+from fairflare.cli.options import plan_pairs
+from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training
 from fairflare.data.table_columns import TableFingerprint

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.datasets import covid_brazil
 from fairflare.datasets.covid_brazil import CovidBrazil
 from fairflare.datasets.ctg import Ctg

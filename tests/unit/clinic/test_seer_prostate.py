@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks

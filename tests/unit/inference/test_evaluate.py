@@ -296,7 +296,7 @@ def test_results_lie_in_the_runs_folder_and_are_its_own(table_run, hospital, cap
     assert code == 2 and "--force" in err
     assert call(capsys, "evaluate", table_run, hospital, "--force")[0] == 0
     assert call(capsys, "verify", table_run)[0] == 0
-    from fairflare.app.folders import strangers
+    from fairflare.studies.folders import strangers
 
     assert strangers(table_run) == []
     shutil.rmtree(table_run / "evaluation-harbour")

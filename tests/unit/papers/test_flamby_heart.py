@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.papers import flamby
 from fairflare.papers.tabulate import published_numbers
 

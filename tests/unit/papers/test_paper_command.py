@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fairflare.app import cli, paper
-from fairflare.app.paper import Choices, make_exhibit
-from fairflare.app.paper_list import index_lines, paper_rows, preset_pairs
+from fairflare.cli import main as cli
+from fairflare.studies import paper
+from fairflare.studies.paper import Choices, make_exhibit
+from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.write import verify_run
@@ -32,7 +33,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from test_paper_command import CHOICES, TOY, make_exhibit
-from fairflare.app import paper
+from fairflare.studies import paper
 from pathlib import Path
 first, done = paper.run_once, []
 def run(config, folder, **more):
@@ -72,7 +73,7 @@ def test_a_table_is_written_in_every_form(made):
 
 def test_tables_share_their_runs(made, monkeypatch):
     folder, _ = made
-    monkeypatch.setattr("fairflare.app.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
+    monkeypatch.setattr("fairflare.studies.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
     found = make_exhibit(Exhibit("toy-figure", "The same", (CURVE,)), folder, CHOICES, workers=1)
     assert found["runs"] == 4 and [file for file in found["files"] if file.endswith(".svg")]
     svg = (folder / "papers" / "toy-figure-1.svg").read_text()
@@ -135,8 +136,8 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
 
 
 def test_the_list_imports_no_torch():
-    code = "import sys; from pathlib import Path; from fairflare.app import console; "
-    code += "from fairflare.app.paper_list import paper_rows; "
+    code = "import sys; from pathlib import Path; from fairflare.cli import console; "
+    code += "from fairflare.studies.paper_list import paper_rows; "
     code += "console.papers(paper_rows(Path('.'))); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -6,8 +6,8 @@ import inspect
 import pytest
 
 from cases import each
-from fairflare.app.describe import method_rows, task_rows
-from fairflare.app.labels import folder_name, split_method
+from fairflare.studies.describe import method_rows, task_rows
+from fairflare.studies.labels import folder_name, split_method
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.papers.index import PAPERS, exhibits, named

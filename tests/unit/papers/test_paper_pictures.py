@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.app.paper import BINS, STEPS, Choices, Plan, _around, densities
+from fairflare.studies.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fairflare.app import cli
+from fairflare.cli import main as cli
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import CSV_COLUMNS as COLUMNS
 from fairflare.report.compare_tables import STATISTICS
@@ -68,7 +68,7 @@ def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
 
 def test_tables_replace_nobodys_files(tmp_path, monkeypatch, capsys):
     (tmp_path / "compare.md").write_text("mine")
-    monkeypatch.setattr("fairflare.app.comparison.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr("fairflare.studies.comparison.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", "fedavg", "--task", "support2", "--tables", str(tmp_path)])
     told = capsys.readouterr().err
