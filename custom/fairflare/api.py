@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import torch
 
-from fairflare.studies import display
-from fairflare.studies.labels import CACHE
 from fairflare.cli.options import cache_option, config_options, out_option, run_options, threads_option, workers_option
 from fairflare.cli.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
-from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
@@ -27,6 +24,9 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report import REPORT
 from fairflare.report.write import verify_run
+from fairflare.studies import display
+from fairflare.studies.labels import CACHE
+from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
 
 if TYPE_CHECKING:
     import pandas

@@ -16,13 +16,13 @@ from pydicom.uid import ExplicitVRLittleEndian
 
 import five_layouts
 from fairflare.cli import console
-from fairflare.studies.display import Terminal
-from fairflare.import_data.proposal import Choices
-from fairflare.import_data.detect import look
-from fairflare.import_data.write import contents, write
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import pictures
 from fairflare.engine.setup import tasks
+from fairflare.import_data.detect import look
+from fairflare.import_data.proposal import Choices
+from fairflare.import_data.write import contents, write
+from fairflare.studies.display import Terminal
 
 
 def folder_with_a_list(root, **more):

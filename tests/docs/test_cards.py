@@ -7,9 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from cases import each
-from fairflare.studies.describe import method_rows
 from fairflare.core import registry
 from fairflare.core.plugins import PACKAGE
+from fairflare.studies.describe import method_rows
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 METHODS = {row["id"]: row["parameters"] for row in method_rows()}

@@ -17,10 +17,10 @@ import drift_plan as plan  # noqa: E402
 import drift_run  # noqa: E402
 import drift_tables as tables  # noqa: E402
 
-from fairflare.studies.study import arms  # noqa: E402
 from fairflare.engine.files import MODEL, read_model  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.engine.setup.parts import build_parts  # noqa: E402
+from fairflare.studies.study import arms  # noqa: E402
 
 DIFFERENCES, JOINING = tables.read(tables.DIFFERENCES), tables.read(tables.JOINING)
 VALUES = tables.read(tables.VALUES)

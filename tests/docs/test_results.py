@@ -17,9 +17,9 @@ from printed_commands import ROOT
 
 from cases import each
 from fairflare.cli import main as cli
-from fairflare.studies.describe import method_rows
 from fairflare.report.quantities import NAMES
 from fairflare.report.values import with_half_width, with_interval
+from fairflare.studies.describe import method_rows
 
 RESULTS = ROOT / "docs" / "results"
 sys.path[:0] = [str(RESULTS), str(RESULTS / "drift")]

@@ -23,11 +23,11 @@ import run  # noqa: E402
 import tables  # noqa: E402
 
 from cases import each  # noqa: E402
+from fairflare.engine.setup import tasks  # noqa: E402
+from fairflare.report.values import signed  # noqa: E402
 from fairflare.studies.labels import folder_name  # noqa: E402
 from fairflare.studies.runs import run_once  # noqa: E402
 from fairflare.studies.study import arms  # noqa: E402
-from fairflare.engine.setup import tasks  # noqa: E402
-from fairflare.report.values import signed  # noqa: E402
 
 DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.studies.after import take_step
 from fairflare.cli.main import main
 from fairflare.engine.files import read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.site import Site
+from fairflare.studies.after import take_step
 from run_folders import Dies, call, entries_of, put_entries
 
 HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--no-solo", "--workers", "1"]

@@ -4,13 +4,13 @@
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.studies.labels import on_grid
-from fairflare.studies.runs import default_folder
-from fairflare.studies.study import arms
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
 from fairflare.engine.setup.config import RunConfig, chosen_parts, composed_title, make_config
+from fairflare.studies.labels import on_grid
+from fairflare.studies.runs import default_folder
+from fairflare.studies.study import arms
 
 TASK = "support2:dirichlet"
 

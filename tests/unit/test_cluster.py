@@ -13,12 +13,12 @@ import pytest
 from cluster_runs import KILLED, fails, kills_its_worker
 from fairflare import Cluster, Study
 from fairflare.cli.main import main
-from fairflare.studies.parallel import budget
-from fairflare.studies.runs import run_once
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.versions import all_versions
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
+from fairflare.studies.parallel import budget
+from fairflare.studies.runs import run_once
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow

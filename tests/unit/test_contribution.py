@@ -9,11 +9,11 @@ import pytest
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.studies.contribution import Question, contribution_of, measure_contribution
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
+from fairflare.studies.contribution import Question, contribution_of, measure_contribution
 
 
 def call(capsys, *arguments):

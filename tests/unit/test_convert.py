@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fairflare
-from fairflare.studies import earlier
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
+from fairflare.studies import earlier
 from run_folders import Dies, call, edit_bytes, files, make_folders
 
 

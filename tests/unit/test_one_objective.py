@@ -12,12 +12,12 @@ import pytest
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.studies.study import arms
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
+from fairflare.studies.study import arms
 from fairflare.tasks.base import Preset
 
 OWN = {"site_names": "A,B,C", "datalists": "."}

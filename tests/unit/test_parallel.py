@@ -16,14 +16,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fairflare.studies import display
 from fairflare.cli.main import main
-from fairflare.studies.display import Board, Observer
-from fairflare.studies.parallel import budget
-from fairflare.studies.study import Study
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import check_resumable, verify_run
+from fairflare.studies import display
+from fairflare.studies.display import Board, Observer
+from fairflare.studies.parallel import budget
+from fairflare.studies.study import Study
 
 TASK = ["--task", "support2:dirichlet", "--sites", "3"]
 COMPARE = ["compare", "fedavg", "fedavg:weighting=uniform", "fedism", *TASK]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.studies.describe import listed_rows, method_rows
 from fairflare.core import plugins, registry
 from fairflare.engine.setup import tasks
+from fairflare.studies.describe import listed_rows, method_rows
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from cases import each
+from fairflare.core.findings import Finding
 from fairflare.studies import display
 from fairflare.studies.display import MOST_ERRORS, Progress, TimeLeft, duration, score_words
-from fairflare.core.findings import Finding
 
 START = {"event": "start"}
 ROUNDS = [{"event": "round", "round": number, "rounds": 3, "rejected": {}} for number in (1, 2, 3)]

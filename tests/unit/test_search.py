@@ -9,6 +9,11 @@ import pytest
 
 from cases import each
 from fairflare.cli.main import main
+from fairflare.core.errors import UserError
+from fairflare.data.tensors import TensorData
+from fairflare.engine.audit import verify
+from fairflare.engine.best import Choice
+from fairflare.engine.setup.config import make_config
 from fairflare.studies.search import (
     Choices,
     Range,
@@ -21,11 +26,6 @@ from fairflare.studies.search import (
     run_trial,
     scored,
 )
-from fairflare.core.errors import UserError
-from fairflare.data.tensors import TensorData
-from fairflare.engine.audit import verify
-from fairflare.engine.best import Choice
-from fairflare.engine.setup.config import make_config
 
 OVER = {"train.lr": Range(1e-4, 1e-2, True), "rule.state": Choices(("S", "L"))}
 BY_MEAN = Choice("mean", metric="auc")

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from cases import each
-from fairflare.studies.describe import answer_table, leaving_rows, leaving_table
 from fairflare.core import registry
+from fairflare.studies.describe import answer_table, leaving_rows, leaving_table
 
 TESTS = Path(__file__).parents[1]
 DOC = TESTS.parent / "docs" / "security.md"

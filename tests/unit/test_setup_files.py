@@ -16,7 +16,7 @@ from fairflare.engine.loop import Federation
 
 PACKAGE = f"{Path(fairflare.__file__).parent}/"
 MOST = 20
-"""Files of the package that set-up may lead through (issue 25)."""
+"""Files of the package that set-up may lead through."""
 NO_SETUP = {
     "datasets/": "the data set",
     "data/": "what a hospital brings: its readers, columns and checks",
@@ -24,7 +24,6 @@ NO_SETUP = {
     "networks/": "the network",
     "engine/": "the round's own loop and what it is made of",
     "cli/console.py": "terminal display",
-    "app/progress.py": "terminal display",
     "studies/waiting.py": "terminal display",
     "report/": "display and log",
 }

@@ -29,7 +29,7 @@ OWN = {
 }
 SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
 SERVER = ["fairflare.flare.controller.FairController", "fairflare.flare.persistor.FairPersistor"]
-DESK = {"app", "report", "papers", "testing", "inference", "datasets"}
+DESK = {"cli", "studies", "import_data", "report", "papers", "testing", "inference", "datasets"}
 """What a site is not sent, of a job for a hospital's own data."""
 MOST_FILES, MOST_LINES = 230, 20_000
 """Of a site's copy: what a reviewer reads in an afternoon."""

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fairflare import Study
+from fairflare.core.errors import RunFailed, UserError
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import arms
-from fairflare.core.errors import RunFailed, UserError
 
 SMALL = {"rounds": 1, "settings": {"train": {"epochs": 1}, "model": "linear"}}
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from fairflare.cli.main import main
-from fairflare.studies.runs import workers_for
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
@@ -30,6 +29,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import check_resumable, verify_run
+from fairflare.studies.runs import workers_for
 from helpers import initial_model, make_sites
 from plugin_files import loaded
 

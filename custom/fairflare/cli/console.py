@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.studies.display import clean, out
 from fairflare.core.findings import Finding, merged
 from fairflare.core.order import some
+from fairflare.studies.display import clean, out
 
 SPLITS = ("train", "val", "test")
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.studies.labels import parse_pairs
 from fairflare.cli.options import (
     PATH,
     AnyPath,
@@ -25,11 +24,12 @@ from fairflare.cli.options import (
     without_option,
 )
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.studies.labels import parse_pairs
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
-    from fairflare.studies.display import Counter
     from fairflare.import_data.proposal import Reading
+    from fairflare.studies.display import Counter
 
 LEVEL = "LEVEL"
 LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
@@ -73,9 +73,9 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     from fairflare.studies.display import Counter
 
     with Counter("looking at the data") as counter:
-        from fairflare.import_data.proposal import Choices, refuse
         from fairflare.import_data.detect import look
         from fairflare.import_data.preview import lines, summary
+        from fairflare.import_data.proposal import Choices, refuse
         from fairflare.import_data.write import contents, refuse_existing, write
 
         root = folder.parent if folder.is_file() else folder
@@ -148,9 +148,9 @@ def preflight(
     what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.cli import console
-    from fairflare.studies.display import Counter
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
+    from fairflare.studies.display import Counter
 
     if kind and task:
         raise UserError("preflight: expected either --kind or --task")
@@ -186,8 +186,8 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
     from fairflare.cli import console
-    from fairflare.studies.display import Counter
     from fairflare.cli.prepare import prepare_dataset
+    from fairflare.studies.display import Counter
 
     with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from fairflare.studies.labels import parse_pairs
 from fairflare.cli.options import PATH, as_json, set_option
+from fairflare.studies.labels import parse_pairs
 
 IN_PROGRESS = 3
 """Exit code of ``verify`` while a run goes on."""
@@ -56,11 +56,11 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     log, configuration and checkpoint can be checked.
     """
     from fairflare.cli import console
-    from fairflare.studies.earlier import as_converted
     from fairflare.core.errors import UserError
     from fairflare.engine.lock import at_work
     from fairflare.engine.log_lines import events
     from fairflare.report.write import absent, verified_run
+    from fairflare.studies.earlier import as_converted
 
     worker = at_work(folder)
     try:

@@ -17,9 +17,6 @@ from typing import Any, TypeVar
 
 import fairflare
 from fairflare import __version__
-from fairflare.studies import display
-from fairflare.studies.describe import leaving_rows
-from fairflare.studies.folders import check_path, content
 from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.schema import answer_fields
@@ -40,6 +37,9 @@ from fairflare.flare.site_policy import EXECUTOR, check_app
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.studies import display
+from fairflare.studies.describe import leaving_rows
+from fairflare.studies.folders import check_path, content
 
 T = TypeVar("T")
 SERVER_APPS = ("app_server", "app")

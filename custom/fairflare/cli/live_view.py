@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order
+from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
 
 BARS = "▁▂▃▄▅▆▇█"
 SCORED = "scored"

@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 
 from fairflare import __version__
-from fairflare.studies.waiting import starting
 from fairflare.core.errors import FairFlareError, MissingData, UserError
 from fairflare.core.processes import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown
+from fairflare.studies.waiting import starting
 
 LONGEST = 1500
 """Characters of the line."""

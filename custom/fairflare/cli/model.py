@@ -59,12 +59,12 @@ def predict(
     what is unlike the training. docs/using-a-model.md
     """
     from fairflare.cli import console
-    from fairflare.studies import display
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about, predict
     from fairflare.report.values import plural
+    from fairflare.studies import display
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")
@@ -145,14 +145,14 @@ def evaluate(
     own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
     """
     from fairflare.cli import evaluation
-    from fairflare.studies import display
-    from fairflare.studies.folders import EVALUATION
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import whole_folder
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
     from fairflare.inference.loaded_run import open_run
+    from fairflare.studies import display
+    from fairflare.studies.folders import EVALUATION
 
     user_code.use(code)
     with display.busy("reading the run"):
@@ -235,12 +235,12 @@ def export_model(
     network's entries alone. torchscript and onnx are compared with the run's own model first. docs/using-a-model.md
     """
     from fairflare.cli import console
-    from fairflare.studies import display
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.export import export_model
     from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about
+    from fairflare.studies import display
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
-from fairflare.studies.waiting import started
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import SITE, shown
+from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
+from fairflare.studies.waiting import started
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
@@ -234,9 +234,9 @@ def say_reasons(config: RunConfig) -> None:
     """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
     if not config.options.get("datalists"):
         return
-    from fairflare.studies import display
     from fairflare.engine.setup.parts import build_parts
     from fairflare.engine.setup.plans import reasons
+    from fairflare.studies import display
 
     if lines := reasons(config):
         build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend

@@ -10,7 +10,6 @@ from typing import Any
 from rich.markup import escape
 
 from fairflare.cli.console import say, show_table
-from fairflare.studies.display import note, out
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
@@ -19,6 +18,7 @@ from fairflare.report.free_riders import DETECTORS
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences
 from fairflare.report.values import label, plural, with_half_width
+from fairflare.studies.display import note, out
 
 LABELS = {
     "mean": "mean over sites",

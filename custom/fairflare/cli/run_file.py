@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from fairflare.studies.labels import as_text, flat_settings
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import check_plain, expected, shown
+from fairflare.studies.labels import as_text, flat_settings
 
 LARGEST = 65_536
 """Bytes of a file."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.studies.labels import comparison_name, folder_name, on_grid, parse_pairs
 from fairflare.cli.options import (
     PATH,
     as_json,
@@ -26,6 +25,7 @@ from fairflare.cli.options import (
     spread_options,
     threads_option,
 )
+from fairflare.studies.labels import comparison_name, folder_name, on_grid, parse_pairs
 
 if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
@@ -96,9 +96,9 @@ def compare(
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
     from fairflare.cli import console, results
+    from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
     from fairflare.studies.study import arms
-    from fairflare.engine.setup.config import can_ask, with_benefit
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
@@ -304,8 +304,8 @@ def paper(
         rows = paper_rows(out)
         console.dump(rows) if as_json else console.papers(rows)
         return
-    from fairflare.studies.paper import Choices, make_exhibit
     from fairflare.papers.index import named
+    from fairflare.studies.paper import Choices, make_exhibit
 
     chosen = Choices(
         seeds=tuple(parse_seeds(seeds)) if seeds is not None else None,

@@ -90,7 +90,7 @@ def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: s
     None where no text says so, and where plugins are there or this is the copy in a job, which may carry some: then
     everything is imported, and what is declared twice is found.
     """
-    in_job = not (PACKAGE / "app").is_dir()
+    in_job = not (PACKAGE / "cli").is_dir()
     return None if in_job or are_there() else _declarations(pattern, tuple(rooms)).get((what, id))
 
 

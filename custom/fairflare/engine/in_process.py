@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fairflare.core.types import LocalWork
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.site import Site
 from fairflare.trainers.base import PLACE
 from fairflare.trainers.sgd import PlainTrainer
-from fairflare.trainers.vmap_training import Trained, train_together
+
+if TYPE_CHECKING:
+    from fairflare.trainers.vmap_training import Trained
 
 
 class InProcess:
@@ -60,7 +63,7 @@ class Replay(PlainTrainer):
 
 
 class Stacked(InProcess):
-    """Sites whose network and trainer ``together.unstackable`` has nothing against.
+    """Sites whose network and trainer ``vmap_training.unstackable`` has nothing against.
 
     Each site still validates, measures, checks and answers by itself; only its steps are computed with the others'.
     """
@@ -74,6 +77,8 @@ class Stacked(InProcess):
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         asked = sorted(name for name, instruction in instructions.items() if instruction.task == "train")
         if asked:
+            from fairflare.trainers.vmap_training import train_together  # in runs that ask for it alone
+
             works = [self._sites[name].planned(instructions[name]) for name in asked]
             for name, work, trained in zip(asked, works, train_together(works)):
                 self._replays[name].done.clear()

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairflare.import_data.proposal import Choices, Reading, is_missing
-from fairflare.import_data.labels import bare
-from fairflare.import_data.words import NO, YES, is_date, known_after, of_sites, split_word
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
+from fairflare.import_data.labels import bare
+from fairflare.import_data.proposal import Choices, Reading, is_missing
+from fairflare.import_data.words import NO, YES, is_date, known_after, of_sites, split_word
 
 MOSTLY = 0.9
 """Share of a column's cells that are numbers (or dates) from which on the others count as missing."""

@@ -20,8 +20,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fairflare.core.errors import UserError
+from fairflare.core.order import natural, some
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import shown
+from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.naming import is_image
 from fairflare.import_data import masks
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import check_outcome, check_sites_agree, group_columns, grouped_by
+from fairflare.import_data.masks import check_sites, pixels, with_slices
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -37,15 +45,7 @@ from fairflare.import_data.proposal import (
     site_name,
     walk,
 )
-from fairflare.import_data.labels import check_outcome, check_sites_agree, group_columns, grouped_by
-from fairflare.import_data.masks import check_sites, pixels, with_slices
 from fairflare.import_data.tables import examples_in_tables, tables_in
-from fairflare.core.errors import UserError
-from fairflare.core.order import natural, some
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import shown
-from fairflare.data.readers.datalist import read_lists
-from fairflare.data.readers.naming import is_image
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"

@@ -15,7 +15,16 @@ from typing import Any
 
 import pandas as pd
 
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
+from fairflare.core.suggest import unlisted
+from fairflare.data.readers import naming
+from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
+from fairflare.data.readers.naming import stem
 from fairflare.import_data import masks
+from fairflare.import_data.labels import HEADERS as HEADERS_OF
+from fairflare.import_data.labels import group_columns, grouped_by
+from fairflare.import_data.levels import FOLDER, Roles, roles
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -27,16 +36,7 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.labels import HEADERS as HEADERS_OF
-from fairflare.import_data.labels import group_columns, grouped_by
-from fairflare.import_data.levels import FOLDER, Roles, roles
 from fairflare.import_data.words import COUNTED, mostly, says_class, split_word
-from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
-from fairflare.core.suggest import unlisted
-from fairflare.data.readers import naming
-from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
-from fairflare.data.readers.naming import stem
 from fairflare.tasks.forms import IMAGES, MASKED_IMAGES
 
 KEYWORDS = (

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from fairflare.import_data.proposal import Choices, Example, Reading, is_missing
-from fairflare.import_data.words import is_date
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
+from fairflare.import_data.proposal import Choices, Example, Reading, is_missing
+from fairflare.import_data.words import is_date
 
 FEW_ROWS, MANY_ROWS = 3, 30
 """A label of fewer rows than this is asked about in tables of so many."""

@@ -13,11 +13,19 @@ from statistics import median
 
 import pandas as pd
 
-from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
-from fairflare.import_data.words import looks_numbered, mostly, says_class, says_mask, says_patient, says_site, says_view
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
+from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
+from fairflare.import_data.words import (
+    looks_numbered,
+    mostly,
+    says_class,
+    says_mask,
+    says_patient,
+    says_site,
+    says_view,
+)
 
 FOLDER = "folder"
 FEW = 12

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.import_data.proposal import Choices, Example, Files, Found
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.geometry import frames
 from fairflare.data.readers.pictures import stored
+from fairflare.import_data.proposal import Choices, Example, Files, Found
 
 MOST_STRUCTURES = 8
 SLICES = 9

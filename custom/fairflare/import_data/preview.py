@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.import_data.proposal import Found
-from fairflare.import_data.detect import Proposal
-from fairflare.import_data.write import attributes, lines_of, sizes
 from fairflare.core.order import some
+from fairflare.import_data.detect import Proposal
+from fairflare.import_data.proposal import Found
+from fairflare.import_data.write import attributes, lines_of, sizes
 
 WIDTH = 80
 INDENT = 12

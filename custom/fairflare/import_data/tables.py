@@ -15,9 +15,17 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import in_order, natural, some
+from fairflare.core.validation import shown
+from fairflare.data.readers import naming
+from fairflare.data.readers.naming import stem
+from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
 from fairflare.import_data.columns import as_options, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -30,15 +38,7 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
-from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.words import split_word
-from fairflare.core.errors import DataError, UserError
-from fairflare.core.order import in_order, natural, some
-from fairflare.core.validation import shown
-from fairflare.data.readers import naming
-from fairflare.data.readers.naming import stem
-from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")

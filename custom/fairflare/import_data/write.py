@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.import_data.proposal import SPLITS, Example, Found, check_sites, check_texts
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.order import in_order
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
+from fairflare.import_data.proposal import SPLITS, Example, Found, check_sites, check_texts
 from fairflare.tasks.kinds.own import DESCRIPTION, INSIDE, mark_of
 from fairflare.tasks.preflight import PATIENT
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.studies.folders import is_run, opened
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog
@@ -17,6 +16,7 @@ from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
 from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.report.write import verified_run, write_report
+from fairflare.studies.folders import is_run, opened
 
 SOLO = "solo"
 """The step that says what joining gave each site."""

@@ -18,10 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
-from fairflare.studies.parallel import Workers
-from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
@@ -43,6 +39,10 @@ from fairflare.report.page import render_compare
 from fairflare.report.paired import hierarchical
 from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
+from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
+from fairflare.studies.parallel import Workers
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study
 from fairflare.tasks.base import Task
 
 Json = dict[str, Any]

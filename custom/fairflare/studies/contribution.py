@@ -14,12 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.studies.comparison import initial_scores
-from fairflare.studies.folders import CONTRIBUTION as RESULT
-from fairflare.studies.labels import LONGEST_BYTES, folder_name
-from fairflare.studies.parallel import Workers
-from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study, config_of, facts, leaving_out
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
@@ -29,6 +23,12 @@ from fairflare.report.agreement import agreements, leave_one_out_shares
 from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
+from fairflare.studies.comparison import initial_scores
+from fairflare.studies.folders import CONTRIBUTION as RESULT
+from fairflare.studies.labels import LONGEST_BYTES, folder_name
+from fairflare.studies.parallel import Workers
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study, config_of, facts, leaving_out
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000

@@ -23,12 +23,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from fairflare.studies.waiting import Waiting, started
 from fairflare.core.findings import Finding
 from fairflare.core.metric import LOSSES, named
 from fairflare.engine.files import AUDIT
 from fairflare.report.log import line
 from fairflare.report.values import number
+from fairflare.studies.waiting import Waiting, started
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -306,8 +306,8 @@ class Board:
 
     def __init__(self, runs: Mapping[str, RunConfig], seconds: Mapping[str, float | None] | None = None) -> None:
         """``seconds``: name -> what a run will take, where several tasks are side by side; used if known of all."""
-        from fairflare.studies.describe import relative_cost
         from fairflare.core import registry
+        from fairflare.studies.describe import relative_cost
 
         self._bar = _bar(BarColumn(), TextColumn("{task.fields[state]}"))
         self._rounds = {name: int(config.training["rounds"]) for name, config in runs.items()}

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fairflare.studies.folders import EARLIER_WEIGHTS, opened
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, BEST_MODELS, CONFIG, EARLIER, SUFFIX, UNSCORED, is_file, is_there
 from fairflare.engine.lock import locked
@@ -17,6 +16,7 @@ from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import save_tensors
 from fairflare.report import PAGE, REPORT
+from fairflare.studies.folders import EARLIER_WEIGHTS, opened
 
 
 def earlier_files(folder: Path) -> list[Path]:

@@ -18,12 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.studies import display
-from fairflare.studies.contribution import Question
-from fairflare.studies.folders import RIDER, RIDERS, fresh_folder, is_run
-from fairflare.studies.labels import folder_name
-from fairflare.studies.parallel import Workers
-from fairflare.studies.study import Study, facts
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict
@@ -38,6 +32,12 @@ from fairflare.report.fairness import mean_ci
 from fairflare.report.free_riders import KINDS, marked, rates, rider_tables
 from fairflare.report.table_files import write_tables
 from fairflare.report.write import verify_run, write_report
+from fairflare.studies import display
+from fairflare.studies.contribution import Question
+from fairflare.studies.folders import RIDER, RIDERS, fresh_folder, is_run
+from fairflare.studies.labels import folder_name
+from fairflare.studies.parallel import Workers
+from fairflare.studies.study import Study, facts
 
 FIRST_STEP = 0.01
 """Of the model's norm: as long as noise is in the first round, when there has been no global step."""

@@ -16,15 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairflare.studies import display
-from fairflare.studies.comparison import on_mixture, parse_options
-from fairflare.studies.describe import listed_rows
-from fairflare.studies.folders import check_path
-from fairflare.studies.labels import comparison_name, folder_name
-from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
-from fairflare.studies.parallel import Workers, budget, side_by_side
-from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study, arms, facts, leaving_out
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.seeds import derive
@@ -45,6 +36,15 @@ from fairflare.papers.tabulate import Used, differences, file_name, published_nu
 from fairflare.report.table_files import Cell, Column, Form, write_tables
 from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
+from fairflare.studies import display
+from fairflare.studies.comparison import on_mixture, parse_options
+from fairflare.studies.describe import listed_rows
+from fairflare.studies.folders import check_path
+from fairflare.studies.labels import comparison_name, folder_name
+from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
+from fairflare.studies.parallel import Workers, budget, side_by_side
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study, arms, facts, leaving_out
 from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]

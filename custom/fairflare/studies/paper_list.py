@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.studies import describe
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.papers.declaration import Data, Exhibit
 from fairflare.papers.estimate import Speed, machine_factor, relative_cost, took
 from fairflare.papers.index import PAPERS
+from fairflare.studies import describe
 
 FOLDER, TIMES = "papers", "times.json"
 """Below the folder of the runs: the folder of what is written, and what runs took."""

@@ -29,9 +29,6 @@ from uuid import uuid4
 import torch
 from joblib import Parallel, delayed
 
-from fairflare.studies import display
-from fairflare.studies.display import Board
-from fairflare.studies.labels import set_variables
 from fairflare.core import plugins, user_code
 from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
@@ -39,6 +36,9 @@ from fairflare.core.processes import GRACE
 from fairflare.core.versions import all_versions, differences
 from fairflare.core.workers import Worker, check_possible, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
+from fairflare.studies import display
+from fairflare.studies.display import Board
+from fairflare.studies.labels import set_variables
 
 EVERYONES = (
     "jinja2",

@@ -16,10 +16,6 @@ import numpy as np
 import torch
 from rich.markup import escape
 
-from fairflare.studies import display
-from fairflare.studies.display import duration, err
-from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
-from fairflare.studies.labels import CACHE, environment
 from fairflare.core import registry, user_code
 from fairflare.core.errors import FairFlareError, RunFailed, UserError
 from fairflare.core.full_disk import NO_SPACE, advice, is_full
@@ -40,6 +36,10 @@ from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
 from fairflare.report.log import RunLog, TensorBoard
+from fairflare.studies import display
+from fairflare.studies.display import duration, err
+from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
+from fairflare.studies.labels import CACHE, environment
 from fairflare.tasks.own.script import Script
 
 LEAST_FREE = 1 << 16

@@ -18,12 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.studies import display
-from fairflare.studies.folders import created, fresh_folder, opened
-from fairflare.studies.labels import as_text
-from fairflare.studies.parallel import Cluster, Workers, budget, side_by_side
-from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
 from fairflare.core.seeds import derive
@@ -40,6 +34,12 @@ from fairflare.engine.setup.local import SITES, LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.page import render_search, trials_csv
+from fairflare.studies import display
+from fairflare.studies.folders import created, fresh_folder, opened
+from fairflare.studies.labels import as_text
+from fairflare.studies.parallel import Cluster, Workers, budget, side_by_side
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study
 from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:

@@ -15,11 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.studies import display
-from fairflare.studies.folders import check_collection, created, is_complete, opened
-from fairflare.studies.labels import as_text, flat_settings, folder_name, on_grid, split_method
-from fairflare.studies.parallel import Failure, One, Report, Workers, budget, run_all
-from fairflare.studies.runs import as_before, default_folder, run_once
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.settings import owned
@@ -33,6 +28,11 @@ from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report import REPORT
 from fairflare.report.table_files import machine
 from fairflare.report.write import verify_run
+from fairflare.studies import display
+from fairflare.studies.folders import check_collection, created, is_complete, opened
+from fairflare.studies.labels import as_text, flat_settings, folder_name, on_grid, split_method
+from fairflare.studies.parallel import Failure, One, Report, Workers, budget, run_all
+from fairflare.studies.runs import as_before, default_folder, run_once
 
 if TYPE_CHECKING:
     import pandas

@@ -24,12 +24,12 @@ sys.path.append(str(HERE.parent / "study"))
 import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
-from fairflare.studies.study import arms  # noqa: E402
 from fairflare.core.seeds import derive  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
 from fairflare.datasets.kinds.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
+from fairflare.studies.study import arms  # noqa: E402
 from fairflare.tasks.base import SPLIT, expect  # noqa: E402
 
 CHOSEN = HERE / "chosen.csv"

@@ -29,10 +29,10 @@ from typing import Any
 
 import plan
 
-from fairflare.studies.labels import folder_name
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup import tasks
 from fairflare.report.paired import holm, paired, verdict
+from fairflare.studies.labels import folder_name
 
 RESULTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(RESULTS))

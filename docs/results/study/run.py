@@ -22,9 +22,6 @@ import plan
 import tables
 import torch
 
-from fairflare.studies.folders import fresh_folder
-from fairflare.studies.parallel import budget
-from fairflare.studies.study import Study, arms
 from fairflare.core.types import StateDict
 from fairflare.datasets.kinds.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR
@@ -39,6 +36,9 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import load_checkpoint
 from fairflare.functional.recalibration import limited
 from fairflare.report.write import verified_run
+from fairflare.studies.folders import fresh_folder
+from fairflare.studies.parallel import budget
+from fairflare.studies.study import Study, arms
 
 HERE = Path(__file__).resolve().parent
 CHOSEN = HERE / "chosen.csv"

@@ -20,7 +20,6 @@ import torch
 import fairflare
 from cases import each
 from fairflare.cli.main import main
-from fairflare.studies.runs import execute
 from fairflare.core.imports import imports, module_files
 from fairflare.datasets import brain_seg, digits, fundus_phantom, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
@@ -29,6 +28,7 @@ from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare.flare import simulate
+from fairflare.studies.runs import execute
 
 TASKS = {
     "ich-phantom": {"images": 72, "n_sites": 3, "corrupted": 1, "size": 32, "test_images": 20, "site_test_images": 8},

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairflare.studies.describe import task_rows
-from fairflare.studies.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
 from fairflare.data.grouping import Grouping
@@ -22,6 +20,8 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.tasks import every, load
 from fairflare.networks import builtin as networks
 from fairflare.report.write import write_report
+from fairflare.studies.describe import task_rows
+from fairflare.studies.study import arms
 from fairflare.tasks.preflight import preflight
 
 SITES = ["Cleveland", "Hungary", "Switzerland", "VA"]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.studies.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need
 from fairflare.datasets import ist
@@ -21,6 +20,7 @@ from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.tasks import load
 from fairflare.report.write import write_report
+from fairflare.studies.study import arms
 from fairflare.tasks.metrics import auc
 from fairflare.tasks.preflight import preflight
 

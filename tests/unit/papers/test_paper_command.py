@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from fairflare.cli import main as cli
-from fairflare.studies import paper
-from fairflare.studies.paper import Choices, make_exhibit
-from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.write import verify_run
+from fairflare.studies import paper
+from fairflare.studies.paper import Choices, make_exhibit
+from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
 
 OWN = Data("own", "Patients of four hospitals", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 COLUMNS = (

@@ -6,14 +6,14 @@ import inspect
 import pytest
 
 from cases import each
-from fairflare.studies.describe import method_rows, task_rows
-from fairflare.studies.labels import folder_name, split_method
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.papers.index import PAPERS, exhibits, named
 from fairflare.papers.measures import MEASURES
 from fairflare.papers.tabulate import published_numbers
 from fairflare.report.table_files import KEY
+from fairflare.studies.describe import method_rows, task_rows
+from fairflare.studies.labels import folder_name, split_method
 
 TABLES = [
     pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.studies.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
@@ -15,6 +14,7 @@ from fairflare.report.table_files import Cell
 from fairflare.report.table_files import Column as ShownColumn
 from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
+from fairflare.studies.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
