@@ -36,7 +36,7 @@ TASKS = {
     "fundus-phantom": {"images": 60, "n_sites": 2, "size": 32, "site_test_images": 6},
     "digits": {"images_per_site": 24, "test_images": 20, "site_test_images": 8},
 }
-DRAWERS = ((ich_phantom, "render"), (brain_seg, "subject"), (fundus_phantom, "eye"), (digits, "draw"))
+DRAWERS = ((ich_phantom, "render"), (brain_seg, "subject"), (fundus_phantom, "eye"), (digits, "drawn_digit"))
 ICH = "ich-phantom"
 
 
