@@ -22,6 +22,7 @@ import psutil
 import pytest
 import torch
 from jinja2 import BytecodeCache
+from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
 os.fsync = lambda file: None  # a process that is killed loses nothing that it has written; no test cuts the power
@@ -202,13 +203,20 @@ LAID_OUT = ("tests/unit/report/", "tests/unit/papers/", "tests/attacks/test_fuzz
 """Where pages and pictures are what is tested, or may be what breaks."""
 
 
-@pytest.fixture(autouse=True)
-def nobody_lays_out(request, monkeypatch):
-    """Elsewhere what a page's figures show is drawn and not laid out, which takes half of a small run's time."""
-    if not request.node.nodeid.startswith(LAID_OUT):
-        from matplotlib.figure import Figure
+LAYS_OUT = Figure.savefig
 
-        monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(_words_of(self)))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Elsewhere what a page's figures show is drawn and not laid out, which takes half of a small run's time.
+
+    So it is for a test and for all fixtures that are made for it.
+    """
+    Figure.savefig = LAYS_OUT if item.nodeid.startswith(LAID_OUT) else _save_words
+
+
+def _save_words(figure, file, **options):
+    file.write(_words_of(figure))
 
 
 def _words_of(figure):
