@@ -238,8 +238,8 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
 
     train = Site._train
 
-    def poisoned(self, instruction, seed):
-        answer = train(self, instruction, seed)
+    def poisoned(self, instruction):
+        answer = train(self, instruction)
         if instruction.round.number == 2:
             next(iter(answer.update.values())).fill_(float("nan"))
         return answer

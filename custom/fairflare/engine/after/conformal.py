@@ -29,7 +29,9 @@ class Conformal(AfterStep):
     1 - lambda; the loss is 1 for a missed case of that class (the share of a structure's pixels that is missed).
 
     Attributes:
+        alpha: the largest risk.
         loss: "auto" takes "missed" for masks and "sets" for classes.
+        score: of "sets", see ``functional.conformal``.
         shrinkage: n_0: with so many cases a site's own curve and that of all count the same; 0: its own alone counts.
     """
 
