@@ -25,6 +25,8 @@ from jinja2 import BytecodeCache
 from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts with "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to what they start
 os.fsync = lambda file: None  # a process that is killed loses nothing that it has written; no test cuts the power
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"

@@ -135,14 +135,6 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
     assert [row["name"] for row in listed] == [row["name"] for row in rows]
 
 
-def test_the_list_imports_no_torch():
-    code = "import sys; from pathlib import Path; from fairflare.cli import console; "
-    code += "from fairflare.studies.paper_list import paper_rows; "
-    code += "console.papers(paper_rows(Path('.'))); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_page_has_every_name():
     page = (Path(__file__).parents[3] / "docs" / "papers.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in page if line.startswith("| `")] == index_lines()
